@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+mod connections;
 pub mod process;
 
 use std::{
@@ -32,15 +33,13 @@ use std::{
 pub use axum;
 use axum::{
     Router,
-    extract::{Path, RawQuery, Request},
+    extract::{Path, RawQuery},
     http::{StatusCode, header::CONTENT_TYPE},
-    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
-use tokio::select;
 
 use crate::manager::{
     AddError, Check, Checks, ControllerName, Epoch, Manager, ManagerHandle, RunResult, Runnable,
@@ -133,6 +132,11 @@ pub fn metrics(source: impl Into<MetricsSource>) -> Router {
 /// HTTP server of a manager, over HTTP/1.1 without TLS.
 ///
 /// Starts before every other group of runnables, and ends after them.
+///
+/// Its connections are bounded, since any client of the network may open them: 64 at a time, where
+/// one more closes the one with the least time left; 5 s for the header of a request, of at most
+/// 16 KiB; 10 s from there to the end of the response, of which the page has 9 s.
+///
 /// ```no_run
 /// # use pilotlight::manager::Manager;
 /// # fn example(manager: &mut Manager) -> Result<(), Box<dyn std::error::Error>> {
@@ -215,21 +219,8 @@ impl Runnable for HttpServer {
         let (listener, pages) = (self.listener.try_clone(), self.pages.clone());
         Box::pin(async move {
             let listener = tokio::net::TcpListener::from_std(listener?)?;
-            let stop = epoch.token().cancelled_owned();
-            // axum has tasks of its own for connections: no handler may outlive the grace in one.
-            let within_grace = move |request: Request, next: Next| {
-                let epoch = epoch.clone();
-                async move {
-                    select! {
-                        response = next.run(request) => response,
-                        () = epoch.wait_grace_over() => {
-                            (StatusCode::SERVICE_UNAVAILABLE, "the server has stopped\n").into_response()
-                        }
-                    }
-                }
-            };
-            let pages = pages.layer(from_fn(within_grace));
-            Ok(axum::serve(listener, pages).with_graceful_shutdown(stop).await?)
+            connections::serve(listener, pages, epoch).await;
+            Ok(())
         })
     }
 

@@ -124,6 +124,21 @@ async fn a_failure_exits_with_1_and_says_what_to_set() {
 }
 
 #[tokio::test]
+async fn empty_kubeconfig_counts_as_absent() {
+    let home = tempfile::tempdir().unwrap();
+    for (argument, variable) in [("", ""), ("--kubeconfig=", ""), ("--kubeconfig=", ":")] {
+        let mut command = pilotlight(&["types"]);
+        command.args(Some(argument).filter(|argument| !argument.is_empty()));
+        command.env_clear().env("HOME", home.path()).env("KUBECONFIG", variable);
+
+        let output = timeout(DEADLINE, command.output()).await.unwrap().unwrap();
+
+        let said = assert_code(&output, 1);
+        assert!(said.contains("not in a pod, KUBECONFIG is not set"), "{variable:?}: {said}");
+    }
+}
+
+#[tokio::test]
 async fn the_crds_in_the_repository_are_those_of_the_types() {
     assert_code(&run(&["crds", "--check"]).await, 0);
 }

@@ -58,6 +58,8 @@ mod logging;
 mod losses;
 #[cfg(feature = "cli")]
 mod migration;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+mod neighbours;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]

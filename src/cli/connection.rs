@@ -1,7 +1,7 @@
 //! Connection to the API server: its address and credentials.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
 };
 
@@ -19,7 +19,7 @@ const HEADING: &str = "API server";
 #[derive(Debug, Args)]
 pub(super) struct ConnectionArgs {
     /// Kubeconfig file. Default: $KUBECONFIG, else the service account of the pod, else
-    /// ~/.kube/config.
+    /// ~/.kube/config. Empty values count as absent.
     #[arg(long, value_name = "FILE", help_heading = HEADING, allow_hyphen_values = true)]
     kubeconfig: Option<OsString>,
     /// Context of the kubeconfig. Default: its current context.
@@ -47,7 +47,8 @@ impl ConnectionArgs {
                 .with_context(|| format!("--kubeconfig {}", file.display()));
         }
         let found = || async { self.of_kubeconfig(Kubeconfig::read()?).await };
-        if self.context.is_some() || std::env::var_os("KUBECONFIG").is_some() {
+        let listed = std::env::var_os("KUBECONFIG").filter(|list| names_a_file(list));
+        if self.context.is_some() || listed.is_some() {
             return found()
                 .await
                 .context("reading the kubeconfig that KUBECONFIG names, or ~/.kube/config");
@@ -75,6 +76,12 @@ impl ConnectionArgs {
     pub(super) async fn transport(&self, options: TransportOptions) -> anyhow::Result<Transport> {
         Ok(Transport::new(self.config().await?, options)?)
     }
+}
+
+/// Returns whether a list of files, as in `KUBECONFIG`, names one. As in client-go, empty elements do
+/// not count.
+fn names_a_file(list: &OsStr) -> bool {
+    std::env::split_paths(list).any(|file| !file.as_os_str().is_empty())
 }
 
 /// Returns the file with the certificate authority of the API server, if the kubeconfig names one
@@ -130,6 +137,15 @@ mod tests {
         });
         check(&both, None, None);
         check(&json!({ "server": "https://a" }), None, None);
+    }
+
+    #[test]
+    fn list_of_kubeconfigs_names_a_file_unless_all_its_elements_are_empty() {
+        for (list, expected) in
+            [("", false), (":", false), ("::", false), ("a", true), (":a", true), ("a:", true)]
+        {
+            assert_eq!(names_a_file(list.as_ref()), expected, "{list:?}");
+        }
     }
 
     #[tokio::test]

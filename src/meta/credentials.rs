@@ -41,6 +41,15 @@ use crate::{
 /// Name of the runnable in the manager.
 pub(crate) const HOOK_CREDENTIALS: &str = "hook-credentials";
 
+/// Reason of a condition while an object has not been read yet.
+const UNREAD: &str = "HookCredentialsUnread";
+/// Reason of a condition on an object that does not exist.
+const MISSING: &str = "HookCredentialsMissing";
+/// Reason of a condition on an object that cannot be read.
+const UNREADABLE: &str = "HookCredentialsUnreadable";
+/// Reason of a condition on an object whose content cannot be used.
+const INVALID: &str = "HookCredentialsInvalid";
+
 /// Resolves the endpoints of hooks. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct HookCredentials {
@@ -503,9 +512,14 @@ fn content_of(
     Ok(Arc::new(content))
 }
 
+/// Returns whether a reason is that of credentials which a person has to correct.
+pub(crate) fn needs_a_person(reason: &Reason) -> bool {
+    [MISSING, UNREADABLE, INVALID].contains(&reason.as_str())
+}
+
 fn unknown() -> Verdict {
     Verdict::Unknown(vec![UnmetRequirement {
-        reason: Reason::from("HookCredentialsUnread"),
+        reason: Reason::from(UNREAD),
         message: "the credentials of its hook have not been read yet".to_owned(),
         type_ref: None,
     }])
@@ -513,10 +527,10 @@ fn unknown() -> Verdict {
 
 fn unmet(problem: &EndpointError) -> UnmetRequirement {
     let reason = match problem {
-        EndpointError::Unread(_) => "HookCredentialsUnread",
-        EndpointError::Missing(_) => "HookCredentialsMissing",
-        EndpointError::Unreadable(..) => "HookCredentialsUnreadable",
-        EndpointError::Invalid(_) => "HookCredentialsInvalid",
+        EndpointError::Unread(_) => UNREAD,
+        EndpointError::Missing(_) => MISSING,
+        EndpointError::Unreadable(..) => UNREADABLE,
+        EndpointError::Invalid(_) => INVALID,
     };
     UnmetRequirement { reason: Reason::from(reason), message: problem.to_string(), type_ref: None }
 }

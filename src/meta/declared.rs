@@ -45,7 +45,7 @@ pub(crate) struct DeclaredState {
     /// Rejection that the last Event reported.
     pub(crate) rejected: Option<String>,
     /// Event about waiting that was published last.
-    pub(crate) waits: Option<WaitingEvent>,
+    pub(crate) waits: Option<ControllerEvent>,
     /// Time at which the object was first seen without a status.
     pub(crate) seen: Option<Instant>,
     /// Status that was written last, and when.
@@ -140,8 +140,8 @@ fn has_same_objects(one: &TypeRef, other: &TypeRef) -> bool {
     (&one.group, &one.name) == (&other.group, &other.name)
 }
 
-/// Severity, reason and text of the Event of a controller that waits for its types.
-pub(crate) type WaitingEvent = (Severity, &'static str, String);
+/// Severity, reason and text of an Event of a controller.
+pub(crate) type ControllerEvent = (Severity, &'static str, String);
 
 /// Specification and runnable that the manager received.
 #[derive(Clone, Debug)]
@@ -168,7 +168,7 @@ pub(crate) struct Changes {
 struct ChangeSet {
     declared: BTreeMap<Arc<str>, DeclaredState>,
     changed: BTreeSet<Arc<str>>,
-    events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
+    events: BTreeMap<Arc<str>, Vec<ControllerEvent>>,
 }
 
 impl Changes {
@@ -196,7 +196,7 @@ impl Changes {
     }
 
     /// Stores an Event, to be written by the next reconcile.
-    pub(crate) fn note_event(&self, name: &str, reason: &'static str, message: String) {
+    pub(crate) fn note_event(&self, name: &str, event: ControllerEvent) {
         let mut state = self.lock();
         if !state.declared.contains_key(name) {
             return;
@@ -205,13 +205,13 @@ impl Changes {
         if events.len() == EVENTS {
             events.remove(0);
         }
-        events.push((reason, message));
+        events.push(event);
         drop(state);
         self.enqueue(name);
     }
 
     /// Removes and returns the stored Events, in their order.
-    pub(crate) fn take_events(&self, name: &str) -> Vec<(&'static str, String)> {
+    pub(crate) fn take_events(&self, name: &str) -> Vec<ControllerEvent> {
         self.lock().events.remove(name).unwrap_or_default()
     }
 
@@ -347,13 +347,13 @@ mod tests {
         changes.put(&"a".into(), DeclaredState::default());
 
         for index in 0..100 {
-            changes.note_event("a", "Started", index.to_string());
-            changes.note_event("stranger", "Started", String::new());
+            changes.note_event("a", (Severity::Normal, "Started", index.to_string()));
+            changes.note_event("stranger", (Severity::Normal, "Started", String::new()));
         }
 
         let events = changes.take_events("a");
         assert_eq!(events.len(), EVENTS);
-        assert_eq!(events.last().unwrap().1, "99");
+        assert_eq!(events.last().unwrap().2, "99");
         assert!(changes.take_events("a").is_empty());
         assert!(changes.take_events("stranger").is_empty());
     }

@@ -137,11 +137,12 @@ fn of_hook(old: Option<&HookRule>, new: Option<&HookRule>) -> EditEffect {
         let is_same = old.is_none() && new.is_none();
         return if is_same { EditEffect::Keep } else { EditEffect::Swap(NextSyncs::AtOnce) };
     };
-    let HookRule { version, strict, url, timeout, etag, endpoint } = old;
+    let HookRule { version, strict, url, is_service, timeout, etag, endpoint } = old;
     if (*version, *strict) != (new.version, new.strict) || *url != new.url {
         return EditEffect::Swap(NextSyncs::AtOnce);
     }
-    if (*timeout, *etag) != (new.timeout, new.etag) || *endpoint != new.endpoint {
+    let is_same_call = (*timeout, *etag, *is_service) == (new.timeout, new.etag, new.is_service);
+    if !is_same_call || *endpoint != new.endpoint {
         return EditEffect::Swap(NextSyncs::WhenDue);
     }
     EditEffect::Keep

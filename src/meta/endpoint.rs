@@ -9,6 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderValue, Uri};
 use rustls::{
     ClientConfig,
+    client::ResolvesClientCert,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
@@ -244,7 +245,8 @@ impl EndpointRule {
         read: impl Fn(&ObjectReference) -> Result<&'a ObjectContent, EndpointError>,
     ) -> Result<Endpoint, EndpointError> {
         let none = |object: &ObjectReference, key: &str| {
-            EndpointError::Invalid(format!("{object} has no value of {key}"))
+            let remedy = "add it, or correct the key in the hook";
+            EndpointError::Invalid(format!("{object} has no value of {key}; {remedy}"))
         };
         // As in Metacontroller, credentials may be empty, and certificates may not.
         let any_value = |object: &ObjectReference, key: &str| {
@@ -254,43 +256,30 @@ impl EndpointRule {
             let value = any_value(object, key)?;
             if value.is_empty() { Err(none(object, key)) } else { Ok(value) }
         };
-        let roots = match &self.ca_bundle {
-            None => None,
-            Some(CaRule::Inline(pem)) => Some(certificates(pem.as_bytes(), "caBundle.inline")?),
-            Some(CaRule::Key(object, key)) => {
-                Some(certificates(value(object, key)?, &format!("{key} of {object}"))?)
+        let roots = self.ca_bundle.as_ref().map(|rule| match rule {
+            CaRule::Inline(pem) => Ok((pem.as_bytes(), "the inline text of caBundle".to_owned())),
+            CaRule::Key(object, key) => {
+                Ok((value(object, key)?.as_slice(), format!("{key} of {object}")))
             }
-        };
-        let identity = match &self.client_tls {
-            None => None,
-            Some(ClientTlsRule { secret, certificate, private_key }) => {
-                let chain = value(secret, certificate)?;
-                let chain = certificates(chain, &format!("{certificate} of {secret}"))?;
-                let key = PrivateKeyDer::from_pem_slice(value(secret, private_key)?);
-                let key = key.map_err(|_| {
-                    EndpointError::Invalid(format!(
-                        "{private_key} of {secret} holds no private key as PEM"
-                    ))
-                })?;
-                Some((chain, key))
-            }
-        };
+        });
+        let roots = roots.transpose()?.map(|(pem, place)| roots_at(pem, place)).transpose()?;
+        let client = self.client_tls.as_ref();
+        let client = client.map(|rule| client_identity(rule, value)).transpose()?;
         let authorization = self.authorization.as_ref();
         let authorization = authorization.map(|rule| header(rule, any_value)).transpose()?;
-        let invalid = |error: rustls::Error| {
-            let from = self.references().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            EndpointError::Invalid(format!("the certificates of {from} are unusable: {error}"))
-        };
-        let anonymous_tls = match &roots {
-            Some(roots) => Some(tls::configuration(Some(roots), None).map_err(invalid)?),
-            None => None,
-        };
-        let tls = match identity {
-            Some(identity) => {
-                let roots = roots.as_deref();
-                Some(tls::configuration(roots, Some(identity)).map_err(invalid)?)
+        let anonymous_tls = roots.as_ref().map(|roots| roots.configuration(None)).transpose()?;
+        let tls = match (client, roots) {
+            (None, _) => anonymous_tls.clone(),
+            (Some(client), Some(roots)) => Some(roots.configuration(Some(client))?),
+            (Some(client), None) => {
+                let configured = tls::configuration(None, Some(client));
+                Some(configured.map_err(|error| {
+                    EndpointError::Invalid(format!(
+                        "the authorities of this machine cannot be used: {error}; declare the \
+                         authorities of the hook in caBundle"
+                    ))
+                })?)
             }
-            None => anonymous_tls.clone(),
         };
         let values = self.keys().map(|(object, key)| read(object).ok()?.get(key).cloned());
         let values = values.collect();
@@ -428,18 +417,81 @@ fn or_default(value: Option<&str>, default: &str) -> String {
     value.filter(|value| !value.is_empty()).unwrap_or(default).to_owned()
 }
 
-/// Returns the certificates of a PEM text; other and malformed sections are ignored, as in Go.
-fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>, EndpointError> {
+/// Trusted certificates, with their place.
+struct Roots {
+    certificates: Vec<CertificateDer<'static>>,
+    place: String,
+}
+
+impl Roots {
+    fn configuration(
+        &self,
+        client: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Result<ClientConfig, EndpointError> {
+        tls::configuration(Some(&self.certificates), client).map_err(|error| {
+            EndpointError::Invalid(format!(
+                "{} holds no usable certificate of an authority: {error}; store the certificates \
+                 of the authorities that sign the hook's there",
+                self.place
+            ))
+        })
+    }
+}
+
+fn roots_at(pem: &[u8], place: String) -> Result<Roots, EndpointError> {
+    let certificates = certificates(pem).ok_or_else(|| {
+        EndpointError::Invalid(format!(
+            "{place} holds no certificate as PEM; store the certificates of the authorities that \
+             sign the hook's there"
+        ))
+    })?;
+    Ok(Roots { certificates, place })
+}
+
+/// Returns the client certificate of a hook, with its key.
+fn client_identity<'a>(
+    rule: &ClientTlsRule,
+    value: impl Fn(&ObjectReference, &str) -> Result<&'a Vec<u8>, EndpointError>,
+) -> Result<Arc<dyn ResolvesClientCert>, EndpointError> {
+    let ClientTlsRule { secret, certificate, private_key } = rule;
+    let chain = certificates(value(secret, certificate)?).ok_or_else(|| {
+        EndpointError::Invalid(format!(
+            "{certificate} of {secret} holds no certificate as PEM; store the client certificate \
+             for the hook there"
+        ))
+    })?;
+    let of_key = format!("the key of the client certificate {certificate}");
+    let key = PrivateKeyDer::from_pem_slice(value(secret, private_key)?).map_err(|_| {
+        EndpointError::Invalid(format!(
+            "{private_key} of {secret} holds no private key as PEM; store {of_key} there, without \
+             a passphrase"
+        ))
+    })?;
+    tls::identity(chain, key).map_err(|error| {
+        EndpointError::Invalid(if matches!(error, rustls::Error::InconsistentKeys(_)) {
+            format!(
+                "{private_key} of {secret} is not {of_key}; store a client certificate and its own \
+                 key"
+            )
+        } else {
+            format!(
+                "{private_key} of {secret} is not usable as {of_key}: {error}; store a key of RSA, \
+                 ECDSA or Ed25519"
+            )
+        })
+    })
+}
+
+/// Returns the certificates of a PEM text, if it has some; other and malformed sections are
+/// ignored, as in Go.
+fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     let begins = pem.windows(BEGIN.len()).enumerate().filter(|(_, text)| *text == BEGIN);
     let begins: Vec<_> = begins.map(|(at, _)| at).chain([pem.len()]).collect();
     let sections = begins.windows(2).map(|ends| &pem[ends[0]..ends[1]]);
     let certificates: Vec<_> =
         sections.filter_map(|section| CertificateDer::from_pem_slice(section).ok()).collect();
-    if certificates.is_empty() {
-        return Err(EndpointError::Invalid(format!("{place} holds no certificate as PEM")));
-    }
-    Ok(certificates)
+    (!certificates.is_empty()).then_some(certificates)
 }
 
 /// Returns the value of `Authorization`.

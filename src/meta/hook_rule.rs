@@ -13,6 +13,10 @@ use crate::{
 /// Timeout of a hook that declares none, or one that is not positive.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest timeout of a hook. A hook that does not answer holds a call for that long, of which
+/// `--max-hook-calls` may allow few for all controllers.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
 /// Kind of a hook of a declared controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HookKind {
@@ -57,6 +61,8 @@ pub(crate) struct HookRule {
     /// URL of the hook. A user name and password in it become the header `Authorization`; do not
     /// show them.
     pub(crate) url: Uri,
+    /// True if the host of the URL is the name and the namespace of a service.
+    pub(crate) is_service: bool,
     /// Timeout of a whole exchange.
     pub(crate) timeout: Duration,
     /// Rule for responses with an ETag; `None` keeps none.
@@ -138,8 +144,11 @@ pub(super) fn hook_rule(
                 tracing::info!(timeout = text, "the timeout of a hook is not positive; using 10 s");
                 Some(DEFAULT_TIMEOUT)
             }
-            Ok(timeout) => Some(timeout),
-            Err(DurationError::TooLong(_)) => Some(Duration::MAX),
+            Ok(timeout) if timeout <= LONGEST_TIMEOUT => Some(timeout),
+            Ok(_) | Err(DurationError::TooLong(_)) => {
+                tracing::warn!(timeout = text, "the timeout of a hook is too long; using 10 min");
+                Some(LONGEST_TIMEOUT)
+            }
             Err(error @ DurationError::Malformed(_)) => {
                 problems.invalid(format!("{field}.timeout"), error.to_string());
                 None
@@ -148,7 +157,15 @@ pub(super) fn hook_rule(
     };
     let url = url(&field, webhook, problems)?;
     let endpoint = EndpointRule::of(&field, webhook, configs, &url, problems)?;
-    Some(HookRule { version: version?, strict: strict?, url, timeout: timeout?, etag, endpoint })
+    Some(HookRule {
+        version: version?,
+        strict: strict?,
+        url,
+        is_service: webhook.url.is_none(),
+        timeout: timeout?,
+        etag,
+        endpoint,
+    })
 }
 
 /// Returns the seconds as a duration; zero and less mean never, as in Metacontroller.
@@ -279,13 +296,16 @@ mod tests {
     }
 
     #[test]
-    fn timeout_that_is_not_positive_is_the_default_and_a_huge_one_is_no_limit() {
+    fn timeout_that_is_not_positive_is_the_default_and_a_long_one_is_cut() {
         for (text, expected) in [
             ("1m30s", Some(Duration::from_secs(90))),
             ("", Some(DEFAULT_TIMEOUT)),
             ("0", Some(DEFAULT_TIMEOUT)),
             ("-1s", Some(DEFAULT_TIMEOUT)),
-            ("99999999999999999999h", Some(Duration::MAX)),
+            ("10m", Some(LONGEST_TIMEOUT)),
+            ("10m1ns", Some(LONGEST_TIMEOUT)),
+            ("999999h", Some(LONGEST_TIMEOUT)),
+            ("99999999999999999999h", Some(LONGEST_TIMEOUT)),
             ("10", None),
             ("1d", None),
         ] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{ControllerKind, declared::Changes};
+use super::{ControllerKind, declared::Changes, recorder::Severity};
 use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
     discovery::TypeRegistry,
@@ -138,7 +138,8 @@ impl Changes {
             },
             TransitionKind::Removed => return,
         };
-        self.note_event(name, reason, format!("{reason} controller: {name}{why}"));
+        let text = format!("{reason} controller: {name}{why}");
+        self.note_event(name, (Severity::Normal, reason, text));
     }
 }
 

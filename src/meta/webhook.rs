@@ -6,40 +6,45 @@
 //! the request named one.
 
 mod body;
+mod client_identity;
 mod connections;
 mod connector;
 mod etag;
 mod handshake;
 mod redirect;
 mod retry_after;
+mod route;
 mod surrogates;
 pub(super) mod tls;
 mod trusted_leaf;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::Scheme};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header, uri::Scheme,
+};
 use http_body_util::Full;
 use hyper::{body::Incoming, rt::Executor};
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 pub(crate) use self::retry_after::MAX_RETRY_AFTER;
 use self::{
     body::read_excerpt,
-    connections::{Connections, HttpClient},
+    connections::{Connections, HttpClient, MAX_HEADER_BYTES},
     etag::{CachedResponse, EtagCache},
     retry_after::retry_after,
+    route::Routes,
 };
 use super::{
     ControllerBudget, EtagRule, Hook, HookError, HookSeries, ResponseBudget,
     credentials::HookEndpoint, endpoint::Endpoint,
 };
 use crate::{
-    controller, redaction,
+    controller, duration, redaction,
     transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
 };
 
@@ -52,7 +57,7 @@ pub(crate) struct Webhook {
     error_excerpts: bool,
     redirects: bool,
     longest_retry_after: Duration,
-    proxies: Proxies,
+    routes: Routes,
     user_agent: HeaderValue,
     budget: ControllerBudget,
     series: Option<Arc<HookSeries>>,
@@ -69,6 +74,13 @@ struct CallSubject<'a> {
     kept: Option<CachedResponse>,
 }
 
+/// Client of a call, and the endpoint that it was made for.
+struct CurrentClient {
+    http: HttpClient,
+    generation: u64,
+    endpoint: Option<Arc<Endpoint>>,
+}
+
 impl Webhook {
     /// Returns a hook at this URL; `timeout` bounds a whole exchange. A user name and a password in
     /// the URL are sent as basic authorization.
@@ -80,7 +92,7 @@ impl Webhook {
             error_excerpts: false,
             redirects: false,
             longest_retry_after: MAX_RETRY_AFTER,
-            proxies: Proxies::default(),
+            routes: Routes::default(),
             user_agent: user_agent::library(),
             budget: ResponseBudget::default().controller(""),
             series: None,
@@ -119,7 +131,14 @@ impl Webhook {
     /// called through a tunnel.
     #[must_use]
     pub(crate) fn proxies(mut self, proxies: Proxies) -> Self {
-        self.proxies = proxies;
+        self.routes.proxies = proxies;
+        self
+    }
+
+    /// Looks the host of the URL up below `.svc` if it is the name of a service with its namespace.
+    #[must_use]
+    pub(crate) fn service(mut self, is_service: bool) -> Self {
+        self.routes.service = self.url.host().filter(|_| is_service).map(Into::into);
         self
     }
 
@@ -165,8 +184,8 @@ impl Webhook {
         self
     }
 
-    /// Returns the current endpoint, and a client for it.
-    fn client(&self) -> Result<(HttpClient, Option<Arc<Endpoint>>), HookError> {
+    /// Returns the current endpoint, and a client for it with its generation.
+    fn client(&self) -> Result<CurrentClient, HookError> {
         let endpoint = match &self.endpoint {
             None => None,
             Some(declared) => {
@@ -178,10 +197,11 @@ impl Webhook {
         let mut connections = self.connections.lock();
         if let Some(connections) = &mut *connections {
             connections.switch(&self.url, endpoint.as_ref())?;
-            return Ok((connections.client.clone(), endpoint));
+            let (http, generation) = (connections.client.clone(), connections.generation);
+            return Ok(CurrentClient { http, generation, endpoint });
         }
-        let (proxies, series) = (self.proxies.clone(), self.series.clone());
-        let new = Connections::new(&self.url, endpoint.clone(), proxies, series)?;
+        let (routes, series) = (self.routes.clone(), self.series.clone());
+        let new = Connections::new(&self.url, endpoint.clone(), routes, series)?;
         let new = connections.insert(new);
         // Among the connections' tasks, so that it ends when the hook is released.
         if let Some(etags) = &self.etags
@@ -189,7 +209,8 @@ impl Webhook {
         {
             new.tasks.execute(etags.clone().sweep_every(period));
         }
-        Ok((new.client.clone(), endpoint))
+        let (http, generation) = (new.client.clone(), new.generation);
+        Ok(CurrentClient { http, generation, endpoint })
     }
 
     async fn request_response(
@@ -198,8 +219,8 @@ impl Webhook {
         request: Bytes,
     ) -> Result<Bytes, HookError> {
         let observation = self.series.as_deref().map(HookSeries::begin);
-        let deadline = Instant::now().checked_add(self.timeout);
-        let (status, response) = timeout(self.timeout, self.exchange(subject, request, deadline))
+        let deadline = duration::after(Instant::now(), self.timeout);
+        let (status, response) = timeout_at(deadline, self.exchange(subject, request, deadline))
             .await
             .unwrap_or_else(|_| (None, Err(self.late())));
         if let Some(observation) = observation {
@@ -213,12 +234,13 @@ impl Webhook {
         &self,
         subject: Option<CallSubject<'_>>,
         request: Bytes,
-        deadline: Option<Instant>,
+        deadline: Instant,
     ) -> (Option<StatusCode>, Result<Bytes, HookError>) {
-        let (client, endpoint) = match self.client() {
-            Ok(client) => client,
+        let current = match self.client() {
+            Ok(current) => current,
             Err(error) => return (None, Err(error)),
         };
+        let endpoint = current.endpoint.as_deref();
         let kept =
             subject.as_ref().and_then(|subject| subject.kept.as_ref()).map(|kept| kept.tag.clone());
         let (mut url, mut redirects, mut is_own) = (self.url.clone(), 0, true);
@@ -229,24 +251,27 @@ impl Webhook {
             // dropped.
             let again = self.redirects.then(|| body.clone());
             let client = if is_own && url.scheme() == self.url.scheme() {
-                Ok(client.clone())
+                Ok(current.http.clone())
             } else {
-                self.redirected(&url, endpoint.as_deref(), is_own)
+                self.redirected(&url, endpoint, is_own)
             };
             // As in Go, credentials of the URL count if no others are declared.
-            let declared = endpoint.as_ref().and_then(|endpoint| endpoint.authorization.clone());
+            let declared = endpoint.and_then(|endpoint| endpoint.authorization.clone());
             let authorization = declared.or_else(|| self.authorization.clone());
             let authorization = authorization.filter(|_| is_own);
             let sent = match (client, self.request(&url, authorization, kept.clone(), body)) {
-                (Ok(client), Ok(request)) => client.request(request).await,
+                (Ok(client), Ok(request)) => timeout_at(deadline, client.request(request)).await,
                 (Err(error), _) | (_, Err(error)) => return (None, Err(error)),
             };
             let response = match sent {
-                Ok(response) => response,
-                Err(error) => {
-                    let message = handshake::explain(&error);
-                    let message = message.unwrap_or_else(|| redaction::error(&error));
-                    return (None, Err(HookError::Transport(message)));
+                Ok(Ok(response)) => response,
+                Ok(Err(error)) => {
+                    self.drop_idle(current.generation);
+                    return (None, Err(HookError::Transport(explanation(&error))));
+                }
+                Err(_) => {
+                    self.drop_idle(current.generation);
+                    return (None, Err(self.late()));
                 }
             };
             match redirect::target(response.status(), response.headers(), &url) {
@@ -273,6 +298,14 @@ impl Webhook {
         }
     }
 
+    /// Drops the idle connections after a call without any response.
+    fn drop_idle(&self, generation: u64) {
+        let Some(connections) = &mut *self.connections.lock() else { return };
+        if let Err(error) = connections.drop_idle(&self.url, generation) {
+            tracing::debug!(%error, "idle connections of a hook are kept");
+        }
+    }
+
     /// Returns a client for the target of a redirect: another scheme or another host.
     fn redirected(
         &self,
@@ -292,17 +325,23 @@ impl Webhook {
         kept: Option<HeaderValue>,
         request: Bytes,
     ) -> Result<Request<Full<Bytes>>, HookError> {
-        let mut builder = Request::builder()
-            .method(Method::POST)
-            .uri(url.clone())
-            .header(header::CONTENT_TYPE, "application/json")
-            .header(header::ACCEPT, "application/json")
-            .header(header::ACCEPT_ENCODING, "identity")
-            .header(header::USER_AGENT, self.user_agent.clone());
+        let proxy = self.connect_proxy(url);
+        let target = if proxy.is_some() { self.routes.address(url) } else { url.clone() };
+        let mut builder = Request::builder().method(Method::POST);
+        // As Go writes it, with the port of the URL. Over TLS the protocol is not known yet, and
+        // HTTP/2 has no such header.
+        if target.scheme() == Some(&Scheme::HTTP) {
+            builder = builder.header(header::HOST, host_and_port(&target));
+        }
+        // No other headers than those of Metacontroller: a strict server may refuse them.
+        builder = builder
+            .uri(target)
+            .header(header::USER_AGENT, self.user_agent.clone())
+            .header(header::CONTENT_TYPE, "application/json");
         if let Some(authorization) = authorization {
             builder = builder.header(header::AUTHORIZATION, authorization);
         }
-        if let Some(authorization) = self.connect_proxy(url).and_then(|it| it.authorization()) {
+        if let Some(authorization) = proxy.and_then(|proxy| proxy.authorization()) {
             builder = builder.header(header::PROXY_AUTHORIZATION, authorization);
         }
         if let Some(tag) = kept {
@@ -315,13 +354,13 @@ impl Webhook {
     /// Returns the proxy that receives the requests to a URL and can read them.
     fn connect_proxy(&self, url: &Uri) -> Option<&ConnectProxy> {
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
-        let proxy = self.proxies.of(url).ok().flatten();
+        let proxy = self.routes.proxy(url).ok().flatten();
         proxy.filter(|_| is_plain).map(|proxy| &**proxy)
     }
 
     /// Returns the error of a call that took longer than the timeout.
     fn late(&self) -> HookError {
-        match self.proxies.of(&self.url) {
+        match self.routes.proxy(&self.url) {
             Ok(Some(proxy)) => {
                 HookError::ProxyTimeout { waited: self.timeout, proxy: proxy.address().to_string() }
             }
@@ -334,9 +373,12 @@ impl Webhook {
         subject: Option<CallSubject<'_>>,
         response: Response<Incoming>,
         proxy: Option<&ConnectProxy>,
-        deadline: Option<Instant>,
+        deadline: Instant,
     ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();
+        if is_long(&head.headers) {
+            return Err(HookError::Transport(long_header()));
+        }
         let encoding = head.headers.get(header::CONTENT_ENCODING);
         let encoding = encoding.map(|encoding| String::from_utf8_lossy(encoding.as_bytes()));
         match (head.status, subject) {
@@ -430,6 +472,44 @@ fn known_coding(coding: &str) -> &'static str {
     let registered = ["gzip", "br", "deflate", "zstd", "compress"];
     let known = registered.into_iter().find(|known| coding.eq_ignore_ascii_case(known));
     known.unwrap_or("another")
+}
+
+/// Returns what is said about a call that ended without a response.
+fn explanation(error: &(dyn Error + 'static)) -> String {
+    let http = |error: &(dyn Error + 'static)| {
+        let http = error.downcast_ref::<hyper::Error>();
+        http.is_some_and(hyper::Error::is_parse_too_large)
+    };
+    if redaction::chain(error).any(http) {
+        return long_header();
+    }
+    // The library has reset the stream, which it does for a long header above all.
+    let http2 = |error: &(dyn Error + 'static)| {
+        let http2 = error.downcast_ref::<h2::Error>();
+        http2.is_some_and(|it| it.is_library() && it.reason() == Some(h2::Reason::PROTOCOL_ERROR))
+    };
+    if redaction::chain(error).any(http2) {
+        return format!("its response breaks the rules of HTTP/2, or {}", long_header());
+    }
+    handshake::explain(error).unwrap_or_else(|| redaction::error(error))
+}
+
+fn long_header() -> String {
+    let kib = MAX_HEADER_BYTES / 1024;
+    format!("the header of its response is longer than {kib} KiB or 100 fields")
+}
+
+/// Returns whether a header is longer than a hook may send. The HTTP client counts what it has
+/// buffered, which may be more or less.
+fn is_long(headers: &HeaderMap) -> bool {
+    let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    bytes.sum::<usize>() > MAX_HEADER_BYTES as usize
+}
+
+/// Returns the host of a URL with the port that it names.
+fn host_and_port(url: &Uri) -> String {
+    let host = url.host().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
 /// Returns a URL without its user name and password.

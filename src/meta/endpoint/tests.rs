@@ -247,7 +247,7 @@ fn unusable_content_is_named_by_object_and_key_and_not_quoted() {
         (
             &client,
             &[("tls.crt", &*certificate), ("tls.key", &*other)],
-            "the certificates of Secret ns/a are unusable: ",
+            "tls.key of Secret ns/a is not the key of the client certificate tls.crt; store",
         ),
     ] {
         let error = resolve(webhook, &[("a", content(values))]).unwrap_err().to_string();

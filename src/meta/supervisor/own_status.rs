@@ -13,8 +13,8 @@ use crate::{
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, UnmetRequirement},
     meta::{
-        ControllerKind, ControllerStatus,
-        declared::{CheckedObject, DeclaredState, PrunedStatus, WaitingEvent},
+        ControllerKind, ControllerStatus, credentials,
+        declared::{CheckedObject, ControllerEvent, DeclaredState, PrunedStatus},
         recorder::{Severity, Subject},
         resource::{Resource, is_not_found, requested_wait, throttled},
         status::Acceptance,
@@ -47,8 +47,8 @@ impl DeclarationReconciler {
         declared: &mut DeclaredState,
         context: &Context,
     ) {
-        for (reason, message) in self.changes.take_events(name) {
-            self.recorder.publish(context, subject, Severity::Normal, reason, &message);
+        for (severity, reason, message) in self.changes.take_events(name) {
+            self.recorder.publish(context, subject, severity, reason, &message);
         }
         let rejected = match acceptance {
             Acceptance::Rejected(rejected) => Some(rejected.to_string()),
@@ -182,7 +182,7 @@ fn wait_before_write(
 }
 
 /// Returns the Event of a controller that waits, once the state of its types is known.
-fn waiting(run: &RunnableStatus) -> Option<WaitingEvent> {
+fn waiting(run: &RunnableStatus) -> Option<ControllerEvent> {
     let known = |unmet: &&UnmetRequirement| !unmet.reason.is_of_unknown_type();
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
@@ -195,7 +195,10 @@ fn waiting(run: &RunnableStatus) -> Option<WaitingEvent> {
         return Some((Severity::Warning, "SyncError", text));
     }
     let messages: Vec<_> = unmet.iter().map(|unmet| &*unmet.message).collect();
-    Some((Severity::Normal, "Waiting", format!("Waiting: {}", messages.join("; "))))
+    // A type may come by itself; credentials that are missing or unusable need a person.
+    let needs_a_person = unmet.iter().any(|unmet| credentials::needs_a_person(&unmet.reason));
+    let severity = if needs_a_person { Severity::Warning } else { Severity::Normal };
+    Some((severity, "Waiting", format!("Waiting: {}", messages.join("; "))))
 }
 
 /// Returns the cached status; the default if it has another shape.
@@ -220,4 +223,36 @@ fn with_nulls(wanted: &ControllerStatus, cached: &ControllerStatus) -> Value {
         }
     }
     patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::{RunnableGroup, RunnableStatus};
+
+    #[test]
+    fn unusable_credentials_are_a_warning_and_a_missing_type_is_none() {
+        let unmet = |reason: &'static str| UnmetRequirement {
+            reason: Reason::from(reason),
+            message: reason.to_owned(),
+            type_ref: None,
+        };
+        for (reasons, expected) in [
+            (&["TypeAbsent"][..], Severity::Normal),
+            (&["HookCredentialsUnread"], Severity::Normal),
+            (&["HookCredentialsInvalid"], Severity::Warning),
+            (&["HookCredentialsMissing"], Severity::Warning),
+            (&["HookCredentialsUnreadable"], Severity::Warning),
+            (&["TypeAbsent", "HookCredentialsMissing"], Severity::Warning),
+        ] {
+            let mut run = RunnableStatus::new("a".into(), RunnableGroup::LeaderElection);
+            run.state = ControllerState::Waiting;
+            run.unmet = reasons.iter().map(|reason| unmet(reason)).collect();
+
+            let (severity, reason, text) = waiting(&run).unwrap();
+
+            assert_eq!((severity, reason), (expected, "Waiting"), "{reasons:?}");
+            assert_eq!(text, format!("Waiting: {}", reasons.join("; ")));
+        }
+    }
 }

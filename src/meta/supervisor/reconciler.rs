@@ -351,6 +351,7 @@ impl DeclarationReconciler {
                 let hook = hook.redirects(self.options.hook_redirects);
                 let hook = hook.longest_retry_after(self.options.longest_hook_retry_after);
                 let hook = hook.proxies(self.options.hook_proxies.clone());
+                let hook = hook.service(rule.is_service);
                 let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(rule.etag).series(series()))
             }
@@ -365,7 +366,7 @@ impl DeclarationReconciler {
         let report = move |message: String| {
             tracing::warn!(name, message, "the credentials of a hook are stale");
             if let Some(changes) = changes.upgrade() {
-                changes.note_event(&name, "HookCredentialsStale", message);
+                changes.note_event(&name, (Severity::Warning, "HookCredentialsStale", message));
             }
         };
         (!rule.is_empty()).then(|| self.credentials.endpoint(runnable, rule.clone(), report))

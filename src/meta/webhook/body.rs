@@ -24,7 +24,7 @@ impl Webhook {
     pub(super) async fn read_body(
         &self,
         mut body: Incoming,
-        deadline: Option<Instant>,
+        deadline: Instant,
     ) -> Result<Bytes, HookError> {
         let limit = self.budget.limits().response;
         // A declared length is refused or reserved before a byte is read.
@@ -64,16 +64,8 @@ impl Webhook {
         })
     }
 
-    async fn reserve(
-        &self,
-        bytes: usize,
-        deadline: Option<Instant>,
-    ) -> Result<Reservation, HookError> {
-        let reserved = self.budget.reserve(bytes);
-        let reserved = match deadline {
-            Some(deadline) => timeout_at(deadline, reserved).await.ok().flatten(),
-            None => reserved.await,
-        };
+    async fn reserve(&self, bytes: usize, deadline: Instant) -> Result<Reservation, HookError> {
+        let reserved = timeout_at(deadline, self.budget.reserve(bytes)).await.ok().flatten();
         reserved.ok_or(HookError::NoBudget { bytes, waited: self.timeout })
     }
 }

@@ -25,9 +25,10 @@ use rustls::ClientConfig;
 use tokio::time::Instant;
 use tower::{BoxError, Service, ServiceExt};
 
+use super::route::Routes;
 use crate::{
     meta::hook_metrics::{ConnectEvent, HookSeries},
-    transport::{Proxies, ProxyStream},
+    transport::ProxyStream,
 };
 
 /// Timeout of connecting to one address. `CONNECT` and TLS handshakes are bounded by the call
@@ -44,7 +45,7 @@ pub(super) struct HookConnector {
 /// Opens TCP connections, direct or through a proxy.
 #[derive(Clone)]
 struct HookDialer {
-    proxies: Proxies,
+    routes: Routes,
     clock: ConnectionTiming,
 }
 
@@ -67,13 +68,9 @@ pub(super) struct HookStream {
 }
 
 impl HookConnector {
-    pub(super) fn new(
-        tls: ClientConfig,
-        proxies: Proxies,
-        series: Option<Arc<HookSeries>>,
-    ) -> Self {
+    pub(super) fn new(tls: ClientConfig, routes: Routes, series: Option<Arc<HookSeries>>) -> Self {
         let clock = ConnectionTiming { series, begun: Instant::now() };
-        Self { tls: Arc::new(tls), dialer: HookDialer { proxies, clock } }
+        Self { tls: Arc::new(tls), dialer: HookDialer { routes, clock } }
     }
 }
 
@@ -107,11 +104,11 @@ impl HookDialer {
         tcp.enforce_http(false);
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let is_secure = url.scheme() == Some(&Scheme::HTTPS);
-        let proxy = self.proxies.of(&url)?;
+        let (address, proxy) = (self.routes.address(&url), self.routes.proxy(&url)?);
         let to_proxy = !is_secure && proxy.is_some();
         let stream = match proxy {
-            None => MaybeHttpsStream::Http(tcp.oneshot(url).await?),
-            Some(proxy) if is_secure => proxy.connect(tcp, &url).await?,
+            None => MaybeHttpsStream::Http(tcp.oneshot(address).await?),
+            Some(proxy) if is_secure => proxy.connect(tcp, &address).await?,
             Some(proxy) => proxy.dial(tcp).await?,
         };
         if is_secure {

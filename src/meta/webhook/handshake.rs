@@ -55,8 +55,27 @@ fn of_certificate(error: &CertificateError) -> Option<String> {
         }
         // The error names the valid names.
         CertificateError::NotValidForNameContext { .. } => format!("its {error}"),
+        error if is_unreadable(error) => {
+            "its certificate cannot be read; one of X.509 version 1 names no server: make one with \
+             a subjectAltName"
+                .to_owned()
+        }
         _ => return None,
     })
+}
+
+/// Returns whether a certificate was not read, because of its version or its encoding.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the variants are another crate's, and the others are about a certificate that was read"
+)]
+fn is_unreadable(error: &CertificateError) -> bool {
+    match error {
+        CertificateError::BadEncoding => true,
+        // The error is webpki's, which rustls does not export: its only name is its debug text.
+        CertificateError::Other(other) => format!("{:?}", other.0) == "UnsupportedCertVersion",
+        _ => false,
+    }
 }
 
 fn at(time: UnixTime) -> String {

@@ -1,5 +1,8 @@
 //! Tests of single calls.
 
+mod certificates;
+mod connections;
+mod http2;
 mod proxy;
 mod redirects;
 
@@ -8,6 +11,7 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
+    time::timeout,
 };
 
 use super::{body::EXCERPT_BYTES, connections::IDLE_TIMEOUT, *};
@@ -70,10 +74,9 @@ async fn status_200_is_success_and_the_request_is_json() {
     let answer = hook.call(Bytes::from_static(b"{}")).await.unwrap();
 
     assert_eq!(&answer[..], b"{\"a\":1}");
-    let request = server.tasks.join_next().await.unwrap().unwrap().to_lowercase();
-    assert!(request.starts_with("post /sync http/1.1\r\n"), "{request}");
-    assert!(request.contains("content-type: application/json\r\n"), "{request}");
-    assert!(request.contains("accept-encoding: identity\r\n"), "{request}");
+    let request = server.tasks.join_next().await.unwrap().unwrap();
+    assert!(request.starts_with("POST /sync HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains("\r\nContent-Type: application/json\r\n"), "{request}");
 }
 
 #[tokio::test]
@@ -95,7 +98,7 @@ async fn user_and_password_of_the_url_are_sent_and_not_shown() {
     hook.call(Bytes::from_static(b"{}")).await.unwrap();
 
     let request = server.tasks.join_next().await.unwrap().unwrap();
-    assert!(request.contains("authorization: Basic bWU6aHVAc2g=\r\n"), "{request}");
+    assert!(request.contains("Authorization: Basic bWU6aHVAc2g=\r\n"), "{request}");
     assert!(!request.contains("hu%40sh") && !format!("{hook:?}").contains("hu%40sh"), "{request}");
 }
 

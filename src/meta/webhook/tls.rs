@@ -4,16 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use http::{Uri, uri::Scheme};
 use hyper_rustls::ConfigBuilderExt;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer},
-};
+use rustls::{ClientConfig, RootCertStore, client::ResolvesClientCert, pki_types::CertificateDer};
 
+pub(in crate::meta) use super::client_identity::identity;
 use super::trusted_leaf::TrustedLeaf;
 use crate::meta::HookError;
 
-/// Certificate of a client, with its intermediates, and its private key.
-pub(in crate::meta) type ClientCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+/// Protocols that a hook may choose, the preferred one first. As in Go.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// Returns the TLS configuration of hooks that declare none: the system's roots, loaded once. A
 /// hook without TLS gets no roots, and so works on a system that has no root certificates. Hooks
@@ -37,10 +35,10 @@ pub(super) fn shared(url: &Uri) -> Result<ClientConfig, HookError> {
 ///
 /// # Errors
 ///
-/// If none of the roots can be used, or the key is not that of the client certificate.
+/// If none of the roots can be used.
 pub(in crate::meta) fn configuration(
     roots: Option<&[CertificateDer<'static>]>,
-    identity: Option<ClientCertificate>,
+    identity: Option<Arc<dyn ResolvesClientCert>>,
 ) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -66,10 +64,12 @@ pub(in crate::meta) fn configuration(
             }
         }
     };
-    match identity {
-        Some((chain, key)) => builder.with_client_auth_cert(chain, key),
-        None => Ok(builder.with_no_client_auth()),
-    }
+    let mut configuration = match identity {
+        Some(identity) => builder.with_client_cert_resolver(identity),
+        None => builder.with_no_client_auth(),
+    };
+    configuration.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+    Ok(configuration)
 }
 
 #[cfg(test)]
@@ -78,14 +78,27 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn hook_is_offered_tls_1_3_and_1_2_and_nothing_older() {
+    /// Returns the bytes of the first message to a hook.
+    fn hello() -> Vec<u8> {
         let config = configuration(Some(&[]), None).unwrap();
         let name = ServerName::try_from("hook.example.com").unwrap();
         let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
-
         let mut hello = Vec::new();
         connection.write_tls(&mut hello).unwrap();
+        hello
+    }
+
+    #[test]
+    fn hook_is_offered_http_2_before_1_1() {
+        let hello = hello();
+
+        let protocols = b"\x02h2\x08http/1.1";
+        assert!(hello.windows(protocols.len()).any(|bytes| bytes == protocols), "{hello:x?}");
+    }
+
+    #[test]
+    fn hook_is_offered_tls_1_3_and_1_2_and_nothing_older() {
+        let hello = hello();
 
         // Extension supported_versions with two versions, 0x0304 and 0x0303.
         let versions = [0x00, 0x2b, 0x00, 0x05, 0x04, 0x03, 0x04, 0x03, 0x03];

@@ -249,7 +249,7 @@ async fn harness(
                 assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
             }
             let request = String::from_utf8(request).unwrap();
-            let tag = request.lines().find_map(|line| line.strip_prefix("if-none-match: "));
+            let tag = request.lines().find_map(|line| line.strip_prefix("If-None-Match: "));
             seen.lock().push(tag.map(str::to_owned));
             stream.write_all(response(tag).as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();

@@ -8,7 +8,10 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::{
-    meta::{HookKind, HookMetrics, webhook::connector::HookConnector},
+    meta::{
+        HookKind, HookMetrics,
+        webhook::{connector::HookConnector, route::Routes},
+    },
     transport::Proxies,
 };
 
@@ -72,9 +75,28 @@ async fn hook_over_http_is_called_by_a_request_to_the_proxy() {
 
     let request = proxy.tasks.join_next().await.unwrap().unwrap();
     assert!(request.starts_with("POST http://hook.test/sync?a=b HTTP/1.1\r\n"), "{request}");
-    assert!(request.contains("host: hook.test\r\n"), "{request}");
+    assert!(request.contains("Host: hook.test\r\n"), "{request}");
     // me:p@ss
-    assert!(request.contains("proxy-authorization: Basic bWU6cEBzcw==\r\n"), "{request}");
+    assert!(request.contains("Proxy-Authorization: Basic bWU6cEBzcw==\r\n"), "{request}");
+}
+
+#[tokio::test]
+async fn proxy_is_asked_for_a_service_below_svc() {
+    let mut proxy = server(response("200 OK", "{}"), false).await;
+    let address = format!("http://{}", proxy.url.authority().unwrap());
+    let plain = webhook("http://hooks.dev:80/sync", &address).service(true);
+    let (port, mut tunnel) = tunnel("200 OK", None).await;
+    let address = format!("http://127.0.0.1:{port}");
+    let secure = webhook("https://hooks.dev:8443/sync", &address).service(true);
+
+    plain.call(Bytes::from_static(b"{}")).await.unwrap();
+    // The tunnel ends without a server.
+    secure.call(Bytes::from_static(b"{}")).await.unwrap_err();
+
+    let request = proxy.tasks.join_next().await.unwrap().unwrap();
+    assert!(request.starts_with("POST http://hooks.dev.svc:80/sync HTTP/1.1\r\n"), "{request}");
+    let head = tunnel.join_next().await.unwrap().unwrap();
+    assert!(head.starts_with("CONNECT hooks.dev.svc:8443 HTTP/1.1\r\n"), "{head}");
 }
 
 #[tokio::test]
@@ -87,7 +109,11 @@ async fn hook_over_https_is_called_through_a_tunnel_and_its_connection_is_measur
     prometheus_client::encoding::text::encode(&mut bare, &registry).unwrap();
     let series = metrics.series(HookKind::Sync, "c", "CompositeController", "https://hook.test/");
     let proxy = proxies(&format!("http://me:secret@localhost:{port}"));
-    let connector = HookConnector::new(client, proxy, Some(Arc::new(series)));
+    let connector = HookConnector::new(
+        client,
+        Routes { proxies: proxy, service: None },
+        Some(Arc::new(series)),
+    );
 
     let stream = connector.clone().oneshot("https://hook.test/sync".parse().unwrap()).await;
 

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Value of the header `Authorization` for [`with_credentials`].
-const CREDENTIALS: &str = "authorization: Basic bWU6aHVzaA==\r\n";
+const CREDENTIALS: &str = "Authorization: Basic bWU6aHVzaA==\r\n";
 
 /// Hook at this URL with a user and a password that follows redirects.
 fn with_credentials(url: &Uri) -> Webhook {
@@ -113,7 +113,7 @@ async fn credentials_do_not_return_from_another_host() {
     with_credentials(&first.url).call(Bytes::from_static(b"{}")).await.unwrap();
 
     let request = request_to(&mut target).await;
-    assert!(!request.contains("authorization"), "{request}");
+    assert!(!request.contains("Authorization"), "{request}");
 }
 
 #[tokio::test]
