@@ -1,5 +1,7 @@
 //! `deploy/` on a real API server with RBAC: the binary runs with a token of its service account.
 
+mod manifests;
+mod priority;
 mod rights;
 mod users;
 
@@ -55,12 +57,12 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Manifests that are applied first and outlive the manager.
-fn crds() -> Vec<PathBuf> {
+pub(crate) fn crds() -> Vec<PathBuf> {
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
 }
 
 /// Files of the base.
-fn base() -> Vec<PathBuf> {
+pub(crate) fn base() -> Vec<PathBuf> {
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy"))
 }
 
@@ -77,21 +79,31 @@ fn deleting_the_manager_deletes_no_crd_and_so_no_controller() {
     assert!(!of_base.iter().any(|kind| kind == "CustomResourceDefinition"), "{of_base:?}");
 }
 
-fn read(path: &Path) -> Vec<Value> {
+pub(crate) fn read(path: &Path) -> Vec<Value> {
     serde_saphyr::from_multiple(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-async fn apply(client: &Client, path: &Path) {
+pub(crate) async fn apply(client: &Client, path: &Path) {
     for object in read(path) {
         apply_object(client, object).await;
     }
 }
 
-async fn apply_object(client: &Client, object: Value) {
+pub(crate) async fn apply_object(client: &Client, object: Value) {
     let types: TypeMeta = serde_json::from_value(object.clone()).unwrap();
     let object: DynamicObject = serde_json::from_value(object).unwrap();
     let gvk = GroupVersionKind::try_from(&types).unwrap();
-    let (resource, capabilities) = discovery::pinned_kind(client, &gvk).await.unwrap();
+    let served = async {
+        loop {
+            // A CRD that was applied before is served a moment later.
+            match discovery::pinned_kind(client, &gvk).await {
+                Ok(found) => return found,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    let late = |_| panic!("{gvk:?} is not served in time");
+    let (resource, capabilities) = timeout(DEADLINE, served).await.unwrap_or_else(late);
     let api: Api<DynamicObject> = match capabilities.scope {
         discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
         discovery::Scope::Namespaced => {
@@ -104,14 +116,14 @@ async fn apply_object(client: &Client, object: Value) {
 }
 
 /// Process of the manager, with the flags of the Deployment.
-struct Manager {
+pub(crate) struct Manager {
     process: Child,
     log: Lines<BufReader<ChildStderr>>,
     probes: SocketAddr,
 }
 
 impl Manager {
-    async fn start(kubeconfig: &Path, deployment: &Deployment) -> Self {
+    pub(crate) async fn start(kubeconfig: &Path, deployment: &Deployment) -> Self {
         let template = deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
         let container = &template.containers[0];
         let arguments = container.args.clone().unwrap();
@@ -137,7 +149,7 @@ impl Manager {
         Self { process, log, probes }
     }
 
-    async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         let ready = async {
             while !get(self.probes, "/readyz").await.starts_with("HTTP/1.1 200") {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -66,6 +66,10 @@ mod optional;
 mod owner_chain;
 mod production;
 #[cfg(feature = "cli")]
+mod published_manifests;
+#[cfg(feature = "cli")]
+mod red_team;
+#[cfg(feature = "cli")]
 mod reports;
 #[cfg(feature = "meta")]
 mod resync;

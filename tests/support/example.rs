@@ -6,7 +6,7 @@ use std::{
     process::Stdio,
 };
 
-use k8s_openapi::api::{core::v1::Namespace, rbac::v1::ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::{
     Api, Client, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams, TypeMeta},
@@ -23,8 +23,8 @@ use tokio::{
 
 use super::{PATIENCE, install_own_crds, until};
 
-/// Namespace of hooks in the manifests.
-const NAMESPACE: &str = "pilotlight";
+/// Addresses of hooks in the manifests end with it.
+const DOMAIN: &str = "hooks.svc";
 
 /// Running example. Its processes end when it is dropped.
 pub(crate) struct Example {
@@ -86,13 +86,9 @@ impl Example {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        let urls = (format!("http://{name}.{NAMESPACE}/"), format!("http://localhost:{port}/"));
+        let urls = (format!("http://{name}.{DOMAIN}/"), format!("http://localhost:{port}/"));
         let example = Self { client, directory, urls, label, _hook: process, _manager: manager };
-        let namespace = json!({ "metadata": { "name": NAMESPACE } });
-        let namespace: Namespace = serde_json::from_value(namespace).unwrap();
-        let namespaces = Api::<Namespace>::all(example.client.clone());
-        let by = PatchParams::apply("example");
-        namespaces.patch(NAMESPACE, &by, &Patch::Apply(&namespace)).await.unwrap();
+        example.apply("../hooks.yaml").await;
         example.apply("hook.yaml").await;
         example.apply("controller.yaml").await;
         example
