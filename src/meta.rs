@@ -41,6 +41,7 @@ mod ownership;
 mod parent_index;
 mod parent_writes;
 mod parents;
+mod patches;
 mod protocol;
 mod recorder;
 mod rejection;
