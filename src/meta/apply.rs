@@ -8,6 +8,7 @@ mod dry_run_create;
 mod dry_run_update;
 mod failures;
 mod order;
+mod quota;
 mod refusal;
 mod server_side;
 mod service_allocation;
