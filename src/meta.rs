@@ -53,6 +53,7 @@ mod rollout;
 mod runnable;
 mod selection;
 mod sent_controller;
+mod served_elsewhere;
 mod status;
 mod supervisor;
 mod sync;
