@@ -22,7 +22,7 @@ use crate::{
 const STATUS: &str = "the status";
 /// Name of its labels and annotations there.
 const METADATA: &str = "the metadata";
-/// Its writes, in messages.
+/// Name of the other writes in messages.
 const DOING: &str = "writing the object";
 
 /// Outcome of the writes of a decorated object.

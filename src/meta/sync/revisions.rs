@@ -93,7 +93,7 @@ impl ParentReconciler {
         for object in &objects {
             let counted = count(parent, &new, object).and_then(|revision| {
                 if revision.key == new.key {
-                    // Its patch may have been edited, and is restored.
+                    // The patch may have been edited, and is restored.
                     return Ok((revision, None));
                 }
                 let mut then = json.clone();

@@ -32,7 +32,7 @@ fn events_with(harness: &Harness, part: &str) -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deletion_that_a_webhook_denies_is_told_once_and_repeated_until_it_is_allowed() {
+async fn denied_deletion_is_reported_once_and_repeated_until_it_is_allowed() {
     for (code, reason) in [
         (409, "Conflict"),
         (409, "AlreadyExists"),
