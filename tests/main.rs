@@ -37,6 +37,8 @@ mod examples;
 mod faults;
 mod flaps;
 #[cfg(feature = "cli")]
+mod forged_revisions;
+#[cfg(feature = "cli")]
 mod hook_certificates;
 mod hook_credentials;
 #[cfg(feature = "cli")]
@@ -58,6 +60,8 @@ mod logging;
 mod losses;
 #[cfg(feature = "cli")]
 mod migration;
+#[cfg(feature = "cli")]
+mod narrow_role;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]
