@@ -249,6 +249,7 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
     let known = [
         ("exceeded quota", "exceeded quota"),
         (" cannot ", "the right is missing"),
+        ("recondition", "a precondition failed"),
         ("does not support dry run", "a webhook does not support dry run"),
         ("(re)initializing", "storage is (re)initializing"),
         ("Too large resource version", "Too large resource version"),

@@ -174,8 +174,8 @@ fn bad_metadata() -> Vec<BadResponse> {
         ),
         bad(
             "generated name",
-            |request| with(request, |it| it["metadata"] = json!({ "generateName": "a-" })),
-            "children[1].metadata",
+            |request| with(request, |it| it["metadata"] = json!({ "generateName": "a/" })),
+            "children[1].metadata.generateName",
         ),
         bad(
             "duplicate",

@@ -37,6 +37,8 @@ mod examples;
 mod faults;
 mod flaps;
 #[cfg(feature = "cli")]
+mod forged_revisions;
+#[cfg(feature = "cli")]
 mod hook_certificates;
 mod hook_credentials;
 #[cfg(feature = "cli")]
@@ -60,6 +62,8 @@ mod losses;
 mod migration;
 #[cfg(all(feature = "cli", target_os = "linux"))]
 mod neighbours;
+#[cfg(feature = "cli")]
+mod narrow_role;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]

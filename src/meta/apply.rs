@@ -8,6 +8,7 @@ mod dry_run_create;
 mod dry_run_update;
 mod failures;
 mod order;
+mod quota;
 mod refusal;
 mod server_side;
 mod service_allocation;
@@ -44,7 +45,7 @@ use super::{
     budget::Reservation,
     children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
     equal_children::ChildDigest,
-    resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone},
+    resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object},
     sync_error::SyncError,
 };
 use crate::{
@@ -435,9 +436,10 @@ impl Apply {
         let WrittenChild { rules, what, context, .. } = target;
         let (parent, key) = (rules.parent, step.target().1);
         let (gone, conflict) = (is_gone(&error), is_conflict(&error));
+        let replaced = is_other_object(&error);
         Err(match step {
             // Deleted already, or replaced by another object of that name.
-            WriteStep::Delete { .. } | WriteStep::Recreate { .. } if gone || conflict => {
+            WriteStep::Delete { .. } | WriteStep::Recreate { .. } if gone || replaced => {
                 return Ok(None);
             }
             _ if is_already_there(&error) => {

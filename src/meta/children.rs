@@ -103,6 +103,8 @@ pub(crate) struct DesiredChild {
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
+    /// Beginning of a name that was generated for this response.
+    pub(crate) generate_name: Option<Arc<str>>,
     /// The object as the hook sent it.
     pub(crate) json: Bytes,
 }
@@ -245,10 +247,18 @@ impl ChildContext<'_> {
         Some([written, written.with_content(write.content?)])
     }
 
-    /// Returns the kind and key of a step, for messages and the write limit.
+    /// Returns the kind and key of a step, for messages and the write limit. Generated names, which
+    /// differ in each sync, have the same text.
     pub(crate) fn name(&self, step: &WriteStep) -> String {
         let (group, key) = step.target();
-        format!("{} {key}", self.groups[group].served.kind)
+        let kind = &self.groups[group].served.kind;
+        match step.generate_name() {
+            Some(base) => {
+                let key = ObjectKey { name: format!("{base}*").into(), ..key.clone() };
+                format!("{kind} {key}")
+            }
+            None => format!("{kind} {key}"),
+        }
     }
 
     /// Returns the write for one child; `None` if the child is as desired.
@@ -304,7 +314,14 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace => {
                 let (group, key) = (desired.group, desired.key.clone());
                 let content = content.flatten();
-                WriteStep::Update(Write { group, key, body, replaces, content })
+                WriteStep::Update(Write {
+                    group,
+                    key,
+                    generate_name: None,
+                    body,
+                    replaces,
+                    content,
+                })
             }
         };
         // Server-side apply may have written the child, which has no annotation then.
@@ -344,7 +361,7 @@ impl ChildContext<'_> {
         let mut body = go_json::encode(&object).into_bytes();
         let content = Fingerprint::of_applied_tree(&object, &SYSTEM_FIELDS);
         drop(object);
-        let DesiredChild { group, key, json } = desired;
+        let DesiredChild { group, key, generate_name, json } = desired;
         let unreadable = |error: serde_json::Error| {
             format!("{} {key}: {}", self.groups[group].served.kind, redaction::decoding(error))
         };
@@ -358,7 +375,7 @@ impl ChildContext<'_> {
             rewrite::rewrite(status.get().as_bytes(), &mut body).map_err(unreadable)?;
             body.push(b'}');
         }
-        Ok(Write { group, key, body: body.into(), replaces: None, content })
+        Ok(Write { group, key, generate_name, body: body.into(), replaces: None, content })
     }
 
     /// Returns a desired child as its annotation records it: as the hook sent it, with namespace
@@ -432,8 +449,10 @@ impl ChildContext<'_> {
         format!("{kind} {}: {}", desired.key, redaction::decoding(error))
     }
 
-    /// Completes a child's metadata: the namespace, and the label or annotation that claims it.
+    /// Completes a child's metadata: the namespace, a generated name, and the label or annotation
+    /// that claims the child.
     fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
+        metadata.insert("name".to_owned(), key.name.as_ref().into());
         match &key.namespace {
             Some(namespace) => {
                 metadata.insert("namespace".to_owned(), namespace.as_ref().into());

@@ -1,6 +1,8 @@
-//! Foreign objects: orphans that a live read has shown not to be a parent's.
+//! Foreign objects: orphans that a live read has shown not to be a parent's, and revisions that are
+//! reported as ignored.
 //!
-//! Metadata entries lack annotations, so that each sync would read the orphan again.
+//! Metadata entries lack annotations, so that each sync would read the orphan again, and report
+//! the revision again.
 
 use std::collections::HashSet;
 

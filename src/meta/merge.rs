@@ -197,17 +197,14 @@ fn merge_key(lists: [&[Value]; 3]) -> Option<&'static str> {
     })
 }
 
-/// Returns the items with the text of their merge key and its number of occurrences so far.
+/// Returns the items with their merge key, encoded, and its number of occurrences so far. Numbers
+/// of one value have one text, however they are spelled, and a string is no number.
 fn keyed<'a>(items: &'a [Value], key: &str) -> Vec<((String, usize), &'a Value)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     items
         .iter()
         .map(|item| {
-            let id = match item.get(key) {
-                Some(Value::String(text)) => text.clone(),
-                Some(other) => other.to_string(),
-                None => String::new(),
-            };
+            let id = item.get(key).map(go_json::encode).unwrap_or_default();
             let count = counts.entry(id.clone()).or_default();
             *count += 1;
             ((id, *count), item)
@@ -300,6 +297,25 @@ mod tests {
             json!([{"name": "a", "x": 1}, {"name": "old"}]),
             json!([{"name": "new"}, {"name": "a", "x": 2}]),
             json!([{"name": "a", "x": 2, "filled": true}, {"name": "foreign"}, {"name": "new"}]),
+        );
+    }
+
+    #[test]
+    fn numbers_of_merge_keys_are_compared_by_value() {
+        let text = |number: &str| -> Value {
+            serde_json::from_str(&format!(r#"[{{"port":{number},"x":1}}]"#)).unwrap()
+        };
+        let observed = || json!([{"port": 80, "x": 0, "filled": true}]);
+        for number in ["80", "80.0", "8e1"] {
+            let merged = merge(&observed(), Some(&text("80.0")), &text(number));
+
+            assert!(last_applied::same(&merged, &json!([{"port": 80, "x": 1, "filled": true}])));
+        }
+        check(
+            observed(),
+            json!([]),
+            json!([{"port": "80"}]),
+            json!([{"port": 80, "x": 0, "filled": true}, {"port": "80"}]),
         );
     }
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{ForeignObjects, HookHealth, ParentIndex, ParentWrites, related::RelatedObjects};
+use super::{
+    ForeignObjects, HookHealth, ParentIndex, ParentWrites, patches::Patches,
+    related::RelatedObjects,
+};
 use crate::{
     controller::Request,
     meta::rollout::{PendingRollouts, RevisionInput},
@@ -25,6 +28,8 @@ pub(crate) struct Parents {
     pub(crate) rollouts: PendingRollouts,
     /// Orphans that are not children of these parents.
     pub(crate) foreign: ForeignObjects,
+    /// Patches of objects, and the types that may not be patched.
+    pub(crate) patches: Patches,
     /// Input of their revisions.
     pub(crate) revisions: RevisionInput,
     /// True if children are recreated without dry runs, as by Metacontroller.
@@ -45,6 +50,7 @@ impl Parents {
             writes: ParentWrites::default(),
             rollouts: PendingRollouts::default(),
             foreign: ForeignObjects::default(),
+            patches: Patches::default(),
             revisions: RevisionInput::default(),
             recreates_at_once: false,
             takes_over: false,
@@ -67,6 +73,7 @@ impl Parents {
         self.writes.clear();
         self.rollouts.clear();
         self.foreign.clear();
+        self.patches.clear();
         self.revisions.clear();
         self.hook.clear();
     }

@@ -86,6 +86,7 @@ pub(crate) struct ServerObject {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LiveMetadata {
     pub(crate) uid: Option<String>,
+    resource_version: Option<String>,
     deletion_timestamp: Option<IgnoredAny>,
     pub(crate) labels: Option<BTreeMap<String, String>>,
     pub(crate) annotations: Option<BTreeMap<String, String>>,
@@ -127,6 +128,11 @@ impl ServerObject {
     /// Returns whether it is the object with this uid.
     pub(crate) fn is(&self, uid: &str) -> bool {
         self.metadata.uid.as_deref() == Some(uid)
+    }
+
+    /// Returns the resourceVersion; an aggregated API may have none.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
     }
 
     /// Returns whether it is being deleted.
@@ -177,6 +183,11 @@ pub(crate) struct Resource<'a> {
 }
 
 impl<'a> Resource<'a> {
+    /// Returns the type of the objects.
+    pub(crate) fn identity(&self) -> &'a TypeIdentity {
+        self.identity
+    }
+
     /// Returns access to the objects of a type.
     pub(crate) fn new(requester: impl Into<Requester<'a>>, served: &'a ServedType) -> Self {
         Self { requester: requester.into(), identity: &served.identity }
@@ -270,16 +281,6 @@ impl<'a> Resource<'a> {
         let tail = subresource.map(|name| format!("/{name}")).unwrap_or_default();
         let path = format!("{}{tail}?fieldManager={FIELD_MANAGER}", self.path(key));
         send(self.requester, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
-    }
-
-    /// Executes the operations of a JSON patch on an object.
-    pub(crate) async fn json_patch<T: DeserializeOwned>(
-        &self,
-        key: &ObjectKey,
-        patch: &Value,
-    ) -> Result<T, kube::Error> {
-        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
-        send(self.requester, Method::PATCH, path, "application/json-patch+json", Some(patch)).await
     }
 
     /// Applies a configuration; a conflict if it has a uid and the object does not exist, or another
@@ -407,7 +408,7 @@ fn status(error: &kube::Error) -> Option<(u16, &str)> {
 pub(crate) fn is_gone(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
-    status.code == 404 && status.reason == "NotFound" && names_it
+    status.code == 404 && status.reason == "NotFound" && names_it && !is_denied(error)
 }
 
 /// Returns whether the response is any 404: the object or its type is absent, or its state is
@@ -453,14 +454,34 @@ pub(crate) fn is_forbidden(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 403)
 }
 
-/// Returns whether another client wrote first.
+/// Returns whether a patch was refused since the right to patch is missing. Authorizers have no
+/// reason of their own, so the refusal is recognised by the text that the API server gives it, or, for
+/// Secrets, `redaction`.
+pub(crate) fn is_patch_forbidden(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let has = |text: &str| status.message.contains(text);
+    status.code == 403 && (has("cannot patch resource") || has("the right is missing"))
+}
+
+/// Returns whether another client wrote first. Denials by admission have any code, this one too.
 pub(crate) fn is_conflict(error: &kube::Error) -> bool {
-    status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists")
+    let is_conflict =
+        status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists");
+    is_conflict && !is_denied(error)
+}
+
+/// Returns whether a deletion is refused because the object has another uid: it was deleted, and
+/// another one was created under its name. Other conflicts leave the object as it is.
+pub(crate) fn is_other_object(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    is_conflict(error) && status.message.to_lowercase().contains("precondition")
 }
 
 /// Returns whether an object of that name exists.
 pub(crate) fn is_already_there(error: &kube::Error) -> bool {
-    status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
+    let is_there =
+        status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists");
+    is_there && !is_denied(error)
 }
 
 /// Returns whether a create was refused because its namespace is being deleted.

@@ -23,7 +23,8 @@ pub(crate) use self::{
         ids, plan,
     },
     revision::{
-        OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of, orphan_selector,
+        LabelMap, OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of,
+        orphan_selector,
     },
     status_checks::readiness,
     updated_condition::UpdatedCondition,

@@ -247,6 +247,7 @@ impl Supervisor {
         };
         let declared = DeclaredControllers {
             manager: manager.clone(),
+            types: cluster.types.clone(),
             changes: vec![(kind, Arc::clone(&changes))],
         };
         let recorder = EventRecorder::new(cluster.unfenced_client().clone(), options.events);

@@ -11,6 +11,7 @@ mod owner_chain;
 mod parent_finalizer;
 mod parent_status;
 mod report;
+mod revision_writes;
 mod revisions;
 mod rollout;
 
@@ -239,7 +240,7 @@ impl ParentReconciler {
     ) -> Result<Outcome, SyncError> {
         let ownership = self.ownership(parent, object)?;
         let last = self.parents.writes.take_record(&parent.key);
-        let mut revisions = self.revisions(parent, object, &ownership, context).await?;
+        let mut revisions = self.revisions(parent, object, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
         let (related_rules, related) = self.related(parent, object, older, context).await?;
         if let Some(revisions) = &mut revisions {

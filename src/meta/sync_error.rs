@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::{
+    informer::ObjectKey,
     meta::{
         HookError, HookKind,
         hook_health::Failure,
-        resource::{is_conflict, is_fenced, is_gone, is_not_found, requested_wait},
+        resource::{is_conflict, is_denied, is_fenced, is_gone, is_not_found, requested_wait},
     },
     redaction,
 };
@@ -46,7 +47,7 @@ impl SyncError {
         let message = format!("{doing}: {}", redaction::request_error(error));
         if is_conflict(error) {
             Self::Conflict(message)
-        } else if is_not_found(error) && !is_gone(error) {
+        } else if is_not_found(error) && !is_gone(error) && !is_denied(error) {
             Self::Outdated(message)
         } else {
             match requested_wait(error) {
@@ -58,6 +59,36 @@ impl SyncError {
 
     pub(crate) fn response(kind: HookKind, message: String) -> Self {
         Self::Hook(Failure { hook: Some(kind), reason: "HookAnswerInvalid", message })
+    }
+}
+
+impl SyncError {
+    /// Returns the message of a failure, after which other writes may succeed.
+    ///
+    /// # Errors
+    ///
+    /// Any other error, which ends the sync.
+    pub(crate) fn failure(self) -> Result<String, Self> {
+        match self {
+            Self::Failed(message) => Ok(message),
+            Self::Cancelled
+            | Self::Busy(..)
+            | Self::Conflict(_)
+            | Self::Outdated(_)
+            | Self::HookDown(..)
+            | Self::Hook(_)
+            | Self::Throttled { .. }
+            | Self::TooDeep(_) => Err(self),
+        }
+    }
+
+    /// Names the older revision of the parent that a hook was called for.
+    pub(crate) fn about_revision(mut self, revision: &ObjectKey) -> Self {
+        if let Self::HookDown(_, failure) | Self::Hook(failure) = &mut self {
+            let message = &failure.message;
+            failure.message = format!("{message} (called for ControllerRevision {revision})");
+        }
+        self
     }
 }
 

@@ -25,6 +25,11 @@ impl Rule {
         Self { group: group.to_owned(), resource: resource.to_owned(), verbs: vec!["*"] }
     }
 
+    /// Some verbs on one resource of one group.
+    pub(crate) fn of(group: &str, resource: &str, verbs: &[&'static str]) -> Self {
+        Self { group: group.to_owned(), resource: resource.to_owned(), verbs: verbs.to_vec() }
+    }
+
     pub(crate) fn to_watch(group: &str, resource: &str) -> Self {
         let verbs = vec!["get", "list", "watch"];
         Self { group: group.to_owned(), resource: resource.to_owned(), verbs }

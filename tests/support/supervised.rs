@@ -91,7 +91,7 @@ impl<'plane> Supervised<'plane> {
     }
 
     /// Starts the supervisors of these names.
-    async fn of(
+    pub(crate) async fn of(
         plane: &'plane ControlPlane,
         name: &str,
         options: HarnessOptions,

@@ -10,7 +10,10 @@
 
 use std::time::Duration;
 
-use super::service_allocation::{is_service, without_held};
+use super::{
+    quota::fits_in_place,
+    service_allocation::{is_service, without_held},
+};
 use crate::{
     kind::ServedType,
     meta::{
@@ -51,6 +54,8 @@ pub(super) async fn dry_run_create(
     }
     match classify_refusal(&error) {
         DryRunCreate::Acceptable => Ok(()),
+        // The deletion of the old child makes room.
+        DryRunCreate::Contested if fits_in_place(&error, &created.body, observed) => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Contested if refused_for() >= REFUSED_FOR => Ok(()),
         DryRunCreate::Contested => {

@@ -182,7 +182,12 @@ fn object(group: usize, name: &str, data: &str) -> Value {
 
 fn desired(group: usize, name: &str, data: &str) -> DesiredChild {
     let key = ObjectKey { namespace: Some("ns".into()), name: name.into() };
-    DesiredChild { group, key, json: object(group, name, data).to_string().into() }
+    DesiredChild {
+        group,
+        key,
+        generate_name: None,
+        json: object(group, name, data).to_string().into(),
+    }
 }
 
 fn observed(group: usize, name: &str) -> Child {
@@ -438,6 +443,26 @@ async fn child_whose_replacement_is_refused_is_deleted_after_five_minutes() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (sent, is_done) = replace(&mut harness, &[None, Some(code), None]).await;
         assert_eq!((sent.concat(), is_done), ("put cpost cdelete c".to_owned(), true), "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn child_that_fills_a_quota_is_replaced_at_once() {
+    for (used, is_replaced) in [(5, true), (6, false)] {
+        let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
+        let mut tasks = tokio::task::JoinSet::new();
+        harness.execute(&mut tasks, vec![desired(0, "c", "new")]);
+        harness.server.sent().await.remove(0).succeed();
+        let mut dry_run = harness.server.sent().await;
+        assert_eq!(names(&dry_run), ["post c"]);
+
+        let quota =
+            format!("exceeded quota: q, requested: pods=1, used: pods={used}, limited: pods=5");
+        dry_run.remove(0).refuse(403, &quota);
+
+        let deleted = harness.server.answer_all().await.concat();
+        assert_eq!(!deleted.is_empty(), is_replaced, "{used}: {deleted:?}");
+        assert_eq!(tasks.join_next().await.unwrap().unwrap().is_ok(), is_replaced, "{used}");
     }
 }
 

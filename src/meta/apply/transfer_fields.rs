@@ -82,7 +82,7 @@ impl Apply {
         patch: &Value,
     ) -> Result<(), SyncError> {
         let doing = format!("transferring the fields of {}", target.what);
-        match resource.merge_patch::<StoredObject>(key, None, patch).await {
+        match self.parents.patches.merge::<StoredObject>(resource, key, patch).await {
             Ok(stored) => {
                 tracing::debug!(name = %key, "fields of a child transferred");
                 let parent = &target.rules.parent.key;

@@ -24,6 +24,13 @@ use crate::{
 
 /// Longest metadata of a child, in bytes: twice what the API server accepts as annotations.
 const MAX_METADATA_BYTES: usize = 512 * 1024;
+/// Longest beginning of a generated name, in characters, as the API server cuts it: a name of 63
+/// characters is also a label value.
+const MAX_GENERATED_BASE: usize = 58;
+/// Number of random characters of a generated name.
+const RANDOM_CHARACTERS: usize = 5;
+/// Random characters of a generated name, those of the API server: they form no words.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
 const MAX_TYPE_BYTES: usize = 1024;
 
@@ -109,10 +116,14 @@ impl ChildContext<'_> {
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
             return Err(wrong(".metadata", "must be an object"));
         };
-        let name = text(metadata, "name", ".metadata")?.to_owned();
+        let generate_name = generate_name(metadata);
+        let (field, name) = match &generate_name {
+            Some(base) => (".metadata.generateName", generated(base)),
+            None => (".metadata.name", text(metadata, "name", ".metadata")?.to_owned()),
+        };
         if !is_name(&name) {
             let message = format!("{:?} is not a valid object name", shown(&name));
-            return Err(wrong(".metadata.name", message));
+            return Err(wrong(field, message));
         }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
@@ -122,7 +133,7 @@ impl ChildContext<'_> {
         texts(metadata, "annotations")?;
         let unclaimed = |message| wrong(".metadata.labels", message);
         self.ownership.check_labels(&labels).map_err(unclaimed)?;
-        Ok(Some(DesiredChild { group, key, json }))
+        Ok(Some(DesiredChild { group, key, generate_name, json }))
     }
 
     /// Returns the namespace of the child.
@@ -208,6 +219,22 @@ fn check_owners(metadata: &Map<String, Value>) -> Result<(), FieldError> {
 fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     type_ref.group == group && type_ref.version.as_deref().is_none_or(|wanted| wanted == version)
+}
+
+/// Returns the beginning of the name of a child that has none.
+fn generate_name(metadata: &Map<String, Value>) -> Option<Arc<str>> {
+    let text = |field| metadata.get(field).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let is_unnamed = matches!(metadata.get("name"), None | Some(Value::Null | Value::String(_)));
+    let is_unnamed = is_unnamed && text("name").is_none();
+    text("generateName").filter(|_| is_unnamed).map(Arc::from)
+}
+
+/// Returns a new name with this beginning. The API server would generate it too, but a create whose
+/// response is lost can be read by its name, so that it is not repeated.
+fn generated(base: &str) -> String {
+    let base = base.chars().take(MAX_GENERATED_BASE);
+    let random = || char::from(ALPHABET[fastrand::usize(..ALPHABET.len())]);
+    base.chain(std::iter::repeat_with(random).take(RANDOM_CHARACTERS)).collect()
 }
 
 /// Returns whether this is a name that the API server accepts in a path. Names that would change a

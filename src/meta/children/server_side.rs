@@ -52,8 +52,9 @@ impl ChildContext<'_> {
             PlannedChild::Delete(_) => return self.step(planned),
             PlannedChild::Create(desired) => {
                 let body = encoded(&self.applied(&desired)?);
-                let DesiredChild { group, key, .. } = desired;
-                let write = Write { group, key, body, replaces: None, content: None };
+                let DesiredChild { group, key, generate_name, .. } = desired;
+                let write =
+                    Write { group, key, generate_name, body, replaces: None, content: None };
                 return Ok(Some(WriteStep::Create(write)));
             }
             PlannedChild::Compare(child, desired) => (child, desired),
@@ -86,7 +87,14 @@ impl ChildContext<'_> {
                 }
                 Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
-                    created: Write { group: index, key, body, replaces: None, content: None },
+                    created: Write {
+                        group: index,
+                        key,
+                        generate_name: None,
+                        body,
+                        replaces: None,
+                        content: None,
+                    },
                     observed: json.into_owned().into(),
                     merged: encoded(&wanted),
                 }))
@@ -94,7 +102,8 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
-                let write = Write { group: index, key, body, replaces, content: None };
+                let write =
+                    Write { group: index, key, generate_name: None, body, replaces, content: None };
                 Ok(Some(WriteStep::Update(write)))
             }
         }

@@ -85,8 +85,8 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/name", json!(".."), "children[1].metadata.name: ");
     check_refused(
         "/metadata",
-        json!({"generateName": "x-"}),
-        "children[1].metadata.name: is required",
+        json!({"generateName": "x/"}),
+        "children[1].metadata.generateName: ",
     );
     check_refused("/metadata/namespace", json!("other"), "children[1].metadata.namespace: ");
     check_refused(
@@ -144,6 +144,27 @@ fn generated_name_beside_a_name_refuses_no_child() {
     let desired = checked(&parent(Some("ns")), &[], vec![child]).unwrap();
 
     assert_eq!(desired[0].key.to_string(), "ns/a");
+}
+
+#[test]
+fn child_without_a_name_gets_a_new_one_with_its_beginning() {
+    for name in [None, Some(json!(null)), Some(json!(""))] {
+        let mut child = config_map("a");
+        let metadata = child["metadata"].as_object_mut().unwrap();
+        metadata.remove("name");
+        metadata.extend(name.map(|name| ("name".to_owned(), name)));
+        child["metadata"]["generateName"] = json!("x".repeat(70));
+
+        let twice = vec![child.clone(), child];
+        let steps = plan(UpdateMethod::OnDelete, &[], twice);
+
+        let [WriteStep::Create(one), WriteStep::Create(other)] = &steps[..] else {
+            panic!("{steps:?}")
+        };
+        assert_ne!(one.key, other.key);
+        assert!(one.key.name.starts_with(&"x".repeat(58)) && one.key.name.len() == 63);
+        assert_eq!(object(one)["metadata"]["name"], *one.key.name);
+    }
 }
 
 #[test]

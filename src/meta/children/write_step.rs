@@ -13,6 +13,8 @@ pub(crate) struct Write {
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
+    /// Beginning of the name, if that was generated.
+    pub(crate) generate_name: Option<Arc<str>>,
     /// The object, encoded.
     pub(crate) body: Bytes,
     /// resourceVersion of the object that it replaces.
@@ -82,6 +84,17 @@ impl WriteStep {
             Self::Recreate { created: write, .. } | Self::Create(write) | Self::Update(write) => {
                 (write.group, &write.key)
             }
+        }
+    }
+
+    /// Returns the beginning of a name that was generated.
+    pub(crate) fn generate_name(&self) -> Option<&str> {
+        match self {
+            Self::Create(write) => write.generate_name.as_deref(),
+            Self::Delete { .. }
+            | Self::Recreate { .. }
+            | Self::Update(_)
+            | Self::TransferFields { .. } => None,
         }
     }
 

@@ -5,14 +5,16 @@ use std::{fmt, sync::Arc};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
+    discovery::TypeRegistry,
     manager::{ControllerName, ManagerHandle},
-    meta::{ControllerKind, ControllerStatus, declared::Changes},
+    meta::{ControllerKind, ControllerStatus, declared::Changes, served_elsewhere::with_remedies},
 };
 
 /// Declared controllers of one or more supervisors. Cheap to clone.
 #[derive(Clone)]
 pub struct DeclaredControllers {
     pub(super) manager: ManagerHandle,
+    pub(super) types: TypeRegistry,
     pub(super) changes: Vec<(ControllerKind, Arc<Changes>)>,
 }
 
@@ -47,6 +49,7 @@ impl DeclaredControllers {
             let checked = declared.checked.as_ref()?;
             let name = kind.runnable_name(&name);
             let run = self.manager.status_of(name.clone());
+            let run = run.map(|run| with_remedies(run, &self.types));
             let written = declared.written.as_ref().map(|(status, _)| status.clone());
             let previous = written.unwrap_or_default();
             Some(DeclaredController {

@@ -18,6 +18,7 @@ use crate::{
     meta::{
         declared::DeclaredState,
         finalizer::Finalizer,
+        patches::Patches,
         recorder::{Severity, Subject},
         resource::{self, Resource, is_fenced, is_gone, requested_wait},
     },
@@ -176,12 +177,13 @@ impl DeclarationReconciler {
     ) -> Result<usize, kube::Error> {
         let finalizer = Finalizer::of(self.kind, name, false);
         let (client, mut first_error, mut freed) = (context.client(), None, 0);
+        let patches = Patches::default();
         let mut pages = pin!(self.held(client, served, &finalizer));
         while let Some(objects) = pages.try_next().await? {
             for object in objects {
                 let patch = finalizer.removed(object.header());
                 let resource = Resource::new(client, served);
-                match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
+                match patches.merge::<Box<RawValue>>(&resource, object.key(), &patch).await {
                     Ok(_) => {}
                     Err(error) if is_gone(&error) => continue,
                     Err(error) if requested_wait(&error).is_some() || is_fenced(&error) => {

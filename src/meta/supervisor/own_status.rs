@@ -17,6 +17,7 @@ use crate::{
         declared::{CheckedObject, ControllerEvent, DeclaredState, PrunedStatus},
         recorder::{Severity, Subject},
         resource::{Resource, is_not_found, requested_wait, throttled},
+        served_elsewhere::with_remedies,
         status::Acceptance,
     },
     redaction,
@@ -63,6 +64,7 @@ impl DeclarationReconciler {
             declared.rejected = rejected;
         }
         let run = self.manager.status_of(self.kind.runnable_name(name));
+        let run = run.map(|run| with_remedies(run, &self.cluster.types));
         let waits = run
             .filter(|_| matches!(acceptance, Acceptance::Accepted))
             .and_then(|run| waiting(&run));
@@ -85,6 +87,7 @@ impl DeclarationReconciler {
         let name = &object.key().name;
         let Ok(served) = context.served(&self.kind.type_ref()) else { return Ok(None) };
         let run = self.manager.status_of(self.kind.runnable_name(name));
+        let run = run.map(|run| with_remedies(run, &self.cluster.types));
         if run.as_ref().is_some_and(|run| run.reason == Reason::Standby) {
             // This replica has just begun to lead, and the epoch is about to.
             return Ok(Some(STATUS_INTERVAL));

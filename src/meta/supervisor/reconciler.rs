@@ -18,7 +18,7 @@ use crate::{
     discovery::TypeState,
     guard::{self, GuardedDrop},
     informer::Object,
-    manager::{AddError, ManagerHandle, RunnableOptions},
+    manager::{AddError, ControllerState, ManagerHandle, RunnableOptions},
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
         Rejection, Webhook,
@@ -434,6 +434,15 @@ impl DeclarationReconciler {
                 return Ok(Outcome::RequeueAfter(wait));
             }
         }
+        let subject = subject(self.kind, name, &declared.uid);
+        let state = self.manager.status_of(self.kind.runnable_name(name)).map(|run| run.state);
+        if context.epoch().leads()
+            && matches!(state, Some(ControllerState::Starting | ControllerState::Running))
+        {
+            // The transition is reported too late: the state of the controller is removed.
+            let text = format!("Stopping controller: {name}");
+            self.recorder.publish(context, &subject, Severity::Normal, "Stopping", &text);
+        }
         if self.stop(name).await.is_err() {
             return Ok(Outcome::RequeueAfter(STOP_TIMEOUT));
         }
@@ -463,7 +472,6 @@ impl DeclarationReconciler {
         self.changes.update(name, |known| known.finalizes = declared.finalizes);
         freed?;
         tracing::info!(name, "declared controller removed");
-        let subject = subject(self.kind, name, &declared.uid);
         let text = format!("Stopped controller: {name}");
         self.changes.remove(name);
         self.recorder.publish(context, &subject, Severity::Normal, "Stopped", &text);

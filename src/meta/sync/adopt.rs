@@ -17,6 +17,7 @@ use crate::{
         apply::most_at_once,
         children::{Child, Parent, ServedChildType, owner_reference},
         claim::{self, Claim},
+        patches::Patches,
         resource::{Resource, is_gone},
     },
     redaction,
@@ -58,14 +59,8 @@ impl ParentReconciler {
         let has_failed = AtomicBool::new(false);
         let writes = decided.into_iter().map(|(decision, group, object)| {
             let resource = Resource::new(context.requester(), &groups[group].served);
-            let write = ClaimWrite {
-                parent,
-                selector,
-                foreign,
-                resource,
-                served: &groups[group].served,
-                object,
-            };
+            let (served, patches) = (&groups[group].served, &self.parents.patches);
+            let write = ClaimWrite { parent, selector, foreign, patches, resource, served, object };
             let has_failed = &has_failed;
             async move {
                 let claimed = match decision {
@@ -99,6 +94,7 @@ struct ClaimWrite<'a> {
     parent: &'a Parent,
     selector: &'a Selector,
     foreign: &'a ForeignObjects,
+    patches: &'a Patches,
     resource: Resource<'a>,
     served: &'a ServedType,
     object: Object,
@@ -111,7 +107,7 @@ impl ClaimWrite<'_> {
         let patch = owners_patch(&served.kind, object.header(), &object.json(), |owners| {
             owners.retain(|owner| owner["uid"] != *parent.uid);
         })?;
-        match self.resource.merge_patch(object.key(), None, &patch).await {
+        match self.patches.merge(&self.resource, object.key(), &patch).await {
             Err(error) if !is_gone(&error) => {
                 let doing = format!("releasing {} {}", served.kind, object.key());
                 Err(SyncError::of_write(&doing, &error))
@@ -147,7 +143,7 @@ impl ClaimWrite<'_> {
         let patch = owners_patch(&served.kind, header, &live.json(), |owners| {
             owners.push(owner_reference(parent))
         })?;
-        match self.resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
+        match self.patches.merge::<Box<RawValue>>(&self.resource, object.key(), &patch).await {
             Ok(adopted) => Object::from_json(adopted.get(), served)
                 .map(Some)
                 .map_err(|error| SyncError::Failed(format!("adopted {}: {error}", served.kind))),

@@ -39,16 +39,19 @@ impl ParentReconciler {
         let has_own =
             manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
         let rechecked = match &rollout {
-            Some(rollout) if manages => self.write_rollout(parent, rollout, context).await?,
-            Some(_) | None => None,
+            Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
+            Some(_) | None => Ok(None),
         };
-        let managed = match &rollout {
+        let managed = match (&rollout, &rechecked) {
             _ if !manages => Ok(NOTHING),
-            None => self.apply.execute(rules, desired, context).await,
-            Some(rollout) => {
+            (None, _) => self.apply.execute(rules, desired, context).await,
+            (Some(rollout), Ok(_)) => {
                 let observed = &rollout.managed(rules.observed);
                 self.apply.execute(&ChildContext { observed, ..*rules }, desired, context).await
             }
+            // No child is written without a record. The status is written all the same.
+            (Some(_), Err(SyncError::Failed(message))) => Err(SyncError::Failed(message.clone())),
+            (Some(_), Err(_)) => return rechecked,
         };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
         if is_freed
@@ -70,14 +73,20 @@ impl ParentReconciler {
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
-        let ApplyResult { as_desired: children_are_desired, confirmed } = managed?;
+        let managed = match (managed, &written) {
+            (Err(SyncError::Failed(children)), Err(SyncError::Failed(status))) => {
+                return Err(SyncError::Failed(format!("{children}; {status}")));
+            }
+            (managed, _) => managed?,
+        };
+        let ApplyResult { as_desired: children_are_desired, confirmed } = managed;
         let as_desired = children_are_desired & written?;
         let is_rolled_out = rollout.as_ref().is_none_or(PlannedRollout::is_complete);
         // Requeued at once: no watch event follows a move that needs no write, or a write that
         // changes nothing.
         let is_next = (has_moved && children_are_desired) || (!is_rolled_out && confirmed);
         let next = is_next.then_some(Duration::ZERO);
-        let recheck = recheck.into_iter().chain(rechecked).chain(next).min();
+        let recheck = recheck.into_iter().chain(rechecked?).chain(next).min();
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !is_freed && is_rolled_out {
             self.parents.writes.keep_record(&parent.key, record);

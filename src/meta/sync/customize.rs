@@ -89,7 +89,8 @@ impl ParentReconciler {
         };
         let mut all = vec![Arc::clone(latest)];
         for older in older {
-            all.push(self.rules(hook, parent, older.call(), context).await?);
+            let rules = self.rules(hook, parent, older.call(), context).await;
+            all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
         }
         let wanted = union(&all);
         let mut related = Vec::with_capacity(older.len());

@@ -1,6 +1,6 @@
 //! Sync of a decorated object after the response: the object first, then its attachments.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use serde_json::{Map, Value, value::RawValue};
 
@@ -12,6 +12,7 @@ use crate::{
         apply::NOTHING,
         children::{ChildContext, Parent},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+        protocol::StringChanges,
         resource::{Resource, StoredObject, is_gone},
     },
     redaction,
@@ -21,6 +22,8 @@ use crate::{
 const STATUS: &str = "the status";
 /// Name of its labels and annotations there.
 const METADATA: &str = "the metadata";
+/// Name of the other writes in messages.
+const DOING: &str = "writing the object";
 
 /// Outcome of the writes of a decorated object.
 enum DecorationResult {
@@ -32,6 +35,14 @@ enum DecorationResult {
     Freed,
     /// The object was gone before, and its attachments are left to the garbage collector.
     Gone,
+}
+
+/// Writes of a decorated object. Each part of a response stands alone: one that is refused leaves
+/// the others.
+struct Decorated {
+    result: DecorationResult,
+    /// Parts that cannot be written.
+    refused: Option<String>,
 }
 
 impl DecorationResult {
@@ -71,18 +82,17 @@ impl ParentReconciler {
             finalizer: frees_first.then_some(&*self.finalizer.name),
         };
         let written = self.write_object(parent, object, decoration, context).await;
-        match written {
+        match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
                 self.report_flapping(parent, context);
                 return Ok(None);
             }
             // No further request is sent now.
-            Err(error @ (SyncError::Cancelled | SyncError::Throttled { .. })) => {
+            Err(SyncError::Cancelled | SyncError::Throttled { .. }) => {
                 self.report_flapping(parent, context);
-                return Err(error);
+                return written.map(|_decorated| None);
             }
-            // A conflict or a refusal of the object is no reason to leave its attachments as they
-            // are.
+            // A conflict or a refusal of the object is no reason to leave its attachments as they are.
             Ok(
                 DecorationResult::AsDesired
                 | DecorationResult::Differed(_)
@@ -108,13 +118,25 @@ impl ParentReconciler {
         if frees
             && !frees_first
             && managed.is_ok()
-            && let Some(header) = written.as_ref().ok().and_then(|left| left.header(object))
+            && let Some(header) = written.as_ref().ok().and_then(|left| left.result.header(object))
         {
             self.remove_finalizer(parent, &header, context).await?;
         }
         let recheck = self.report_flapping(parent, context);
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let as_desired = managed?.as_desired & matches!(written?, DecorationResult::AsDesired);
+        let (decorated, managed) = match (written, managed) {
+            (Ok(Decorated { refused: Some(refused), .. }), managed) => {
+                let children = managed.err().and_then(|error| error.failure().ok());
+                let all: Vec<_> = [refused].into_iter().chain(children).collect();
+                return Err(SyncError::Failed(all.join("; ")));
+            }
+            (written, managed) => {
+                let managed = managed?;
+                (written?, managed)
+            }
+        };
+        let as_desired =
+            managed.as_desired & matches!(decorated.result, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !frees {
             self.parents.writes.keep_record(&parent.key, record);
@@ -122,28 +144,23 @@ impl ParentReconciler {
         Ok(recheck)
     }
 
-    /// Writes the object as decorated, in at most two writes.
+    /// Writes the object as decorated, in at most two writes unless one is refused.
     async fn write_object(
         &self,
         parent: &Parent,
         object: &Object,
         decoration: Decoration<'_>,
         context: &Context,
-    ) -> Result<DecorationResult, SyncError> {
-        let has_status = parent.served.subresources.status;
-        let plan = |decoration| {
-            decoration::writes(&object.json(), decoration, has_status).map_err(|error| {
-                let why = redaction::decoding(error);
-                SyncError::Failed(format!("the object is unreadable: {why}"))
-            })
-        };
-        let mut writes = plan(decoration)?;
+    ) -> Result<Decorated, SyncError> {
+        let mut writes = planned(parent, object, decoration)?;
         let mut is_held_back = false;
+        let mut admitted = decoration;
         if let Some(status) = status_of(&writes)
             && !self.may_write_status(parent, status)
         {
             is_held_back = true;
-            writes = plan(Decoration { status: None, ..decoration })?;
+            admitted = Decoration { status: None, ..decoration };
+            writes = planned(parent, object, admitted)?;
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
@@ -156,14 +173,15 @@ impl ParentReconciler {
             }
         }
         if writes == DecorationWrites::default() {
-            return Ok(if is_held_back {
+            let result = if is_held_back {
                 DecorationResult::Differed(Box::new(object.header().clone()))
             } else {
                 DecorationResult::AsDesired
-            });
+            };
+            return Ok(Decorated { result, refused: None });
         }
         context.release_slot();
-        self.send(parent, object, &writes, decoration.finalizer.is_some(), context).await
+        self.send(parent, object, writes, admitted, context).await
     }
 
     /// Returns whether a status is to be written: the server has not changed the same one before,
@@ -174,69 +192,110 @@ impl ParentReconciler {
             && writes.may_write(&parent.key, STATUS, false)
     }
 
-    /// Sends the writes of an object. The second one is for the version that the first has left.
+    /// Sends the writes of an object, each for the version that the last one has left. A write of
+    /// several parts that is refused is sent again part by part.
     async fn send(
         &self,
         parent: &Parent,
         object: &Object,
-        writes: &DecorationWrites,
-        frees: bool,
+        writes: DecorationWrites,
+        decoration: Decoration<'_>,
         context: &Context,
-    ) -> Result<DecorationResult, SyncError> {
+    ) -> Result<Decorated, SyncError> {
         let resource = Resource::new(context.requester(), &parent.served);
-        let mut version = Arc::clone(&object.header().resource_version);
+        let mut header = object.header().clone();
+        let mut refused = Vec::new();
         if let Some(status) = &writes.status {
             match resource.update_status(&parent.key, status.body.clone()).await {
                 Ok(stored) => {
                     if let Some(stored) = stored.version() {
-                        version = stored.into();
+                        header.resource_version = stored.into();
                     }
                     self.wrote_status(parent, status, &stored);
                 }
-                Err(error) if is_gone(&error) => return missing_status(&resource, parent).await,
-                Err(error) => return Err(SyncError::of_write("writing the status", &error)),
+                Err(error) if is_gone(&error) => {
+                    let result = missing_status(&resource, parent).await?;
+                    return Ok(Decorated { result, refused: None });
+                }
+                Err(error) => refused.push(refusal("writing the status", &error)?),
             }
         }
-        let doing = "writing the object";
-        let written = match &writes.object {
-            None => {
-                let header = Header { resource_version: version, ..object.header().clone() };
-                return Ok(DecorationResult::Differed(Box::new(header)));
+        let frees = decoration.finalizer.is_some();
+        let mut pending: VecDeque<_> = writes.object.into_iter().collect();
+        // True if the pending writes are parts of a write that was refused.
+        let mut is_part = false;
+        while let Some(write) = pending.pop_front() {
+            let text = match self.send_part(&resource, parent, &write, &header).await {
+                Ok(text) => text,
+                Err(error) if is_gone(&error) => {
+                    return Ok(Decorated { result: DecorationResult::Gone, refused: None });
+                }
+                Err(error) => {
+                    let refusal = refusal(DOING, &error)?;
+                    let parts = match is_part {
+                        true => Vec::new(),
+                        false => parts_of(write, parent, object, decoration)?,
+                    };
+                    if parts.is_empty() {
+                        refused.push(refusal);
+                    }
+                    is_part = true;
+                    pending.extend(parts);
+                    continue;
+                }
+            };
+            header = self.wrote_part(parent, &write, &text)?;
+            if frees && parent.terminating && header.finalizers.is_empty() {
+                return Ok(Decorated { result: DecorationResult::Freed, refused: None });
             }
-            Some(ObjectWrite::Patch(metadata)) => {
-                let patch = ObjectWrite::patch(metadata, &parent.uid, &version);
-                resource.merge_patch::<Box<RawValue>>(&parent.key, None, &patch).await
+        }
+        // An admission webhook may have added finalizers.
+        if frees && refused.is_empty() && self.finalizer.is_on(&header) {
+            return Err(self.not_stored("removed"));
+        }
+        let refused = (!refused.is_empty()).then(|| refused.join("; "));
+        Ok(Decorated { result: DecorationResult::Differed(Box::new(header)), refused })
+    }
+
+    /// Sends one write of an object. Returns the object as stored.
+    async fn send_part(
+        &self,
+        resource: &Resource<'_>,
+        parent: &Parent,
+        write: &ObjectWrite,
+        header: &Header,
+    ) -> Result<Box<RawValue>, kube::Error> {
+        match write {
+            ObjectWrite::Patch(metadata) => {
+                let patch = ObjectWrite::patch(metadata, &parent.uid, &header.resource_version);
+                self.parents.patches.merge(resource, &parent.key, &patch).await
             }
-            Some(ObjectWrite::Replace(status)) => {
+            ObjectWrite::Replace(status) => {
                 resource.replace(&parent.key, status.body.clone()).await
             }
-        };
-        let text = match written {
-            Ok(text) => text,
-            Err(error) if is_gone(&error) => return Ok(DecorationResult::Gone),
-            Err(error) => return Err(SyncError::of_write(doing, &error)),
-        };
-        let unreadable = |why: String| SyncError::Failed(format!("{doing}: {why}"));
+        }
+    }
+
+    /// Records a write of an object. Returns the header as stored.
+    fn wrote_part(
+        &self,
+        parent: &Parent,
+        write: &ObjectWrite,
+        text: &RawValue,
+    ) -> Result<Header, SyncError> {
+        let unreadable = |why: String| SyncError::Failed(format!("{DOING}: {why}"));
         let stored: StoredObject = serde_json::from_str(text.get())
             .map_err(|error| unreadable(redaction::decoding(error)))?;
-        match &writes.object {
-            Some(ObjectWrite::Replace(status)) => self.wrote_status(parent, status, &stored),
-            Some(ObjectWrite::Patch(metadata)) if decorates(metadata) => {
+        match write {
+            ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
+            ObjectWrite::Patch(metadata) if decorates(metadata) => {
                 self.parents.writes.wrote(&parent.key, METADATA, &stored);
             }
-            Some(ObjectWrite::Patch(_)) | None => {}
+            ObjectWrite::Patch(_) => {}
         }
         let stored = Object::from_json(text.get(), &parent.served)
             .map_err(|error| unreadable(error.to_string()))?;
-        if frees && self.finalizer.is_on(stored.header()) {
-            return Err(self.not_stored("removed"));
-        }
-        let is_freed = frees && parent.terminating && stored.header().finalizers.is_empty();
-        Ok(match is_freed {
-            true => DecorationResult::Freed,
-            // An admission webhook may have added finalizers.
-            false => DecorationResult::Differed(Box::new(stored.header().clone())),
-        })
+        Ok(stored.header().clone())
     }
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
@@ -244,6 +303,55 @@ impl ParentReconciler {
         writes.wrote(&parent.key, STATUS, stored);
         writes.record_stored_status(&parent.key, status.wanted, stored.status);
     }
+}
+
+/// Returns the writes that decorate an object.
+fn planned(
+    parent: &Parent,
+    object: &Object,
+    decoration: Decoration<'_>,
+) -> Result<DecorationWrites, SyncError> {
+    let has_status = parent.served.subresources.status;
+    decoration::writes(&object.json(), decoration, has_status).map_err(|error| {
+        SyncError::Failed(format!("the object is unreadable: {}", redaction::decoding(error)))
+    })
+}
+
+/// Returns the parts of a write that was refused; empty if it has one part alone.
+fn parts_of(
+    write: ObjectWrite,
+    parent: &Parent,
+    object: &Object,
+    decoration: Decoration<'_>,
+) -> Result<Vec<ObjectWrite>, SyncError> {
+    match write {
+        ObjectWrite::Patch(metadata) if metadata.len() > 1 => Ok(fields_alone(metadata)),
+        ObjectWrite::Patch(_) => Ok(Vec::new()),
+        ObjectWrite::Replace(_) => {
+            let metadata = planned(parent, object, Decoration { status: None, ..decoration })?;
+            let Some(ObjectWrite::Patch(metadata)) = metadata.object else {
+                return Ok(Vec::new());
+            };
+            let (labels, annotations) = (&StringChanges::default(), &StringChanges::default());
+            let status = Decoration { labels, annotations, finalizer: None, ..decoration };
+            let status = planned(parent, object, status)?.object;
+            Ok(status.into_iter().chain(fields_alone(metadata)).collect())
+        }
+    }
+}
+
+/// Returns a patch for each field of the metadata. The finalizer is removed last, since the object
+/// may be gone afterwards.
+fn fields_alone(metadata: Map<String, Value>) -> Vec<ObjectWrite> {
+    let (finalizers, texts): (Vec<_>, Vec<_>) =
+        metadata.into_iter().partition(|(field, _)| field == FINALIZERS);
+    let fields = texts.into_iter().chain(finalizers);
+    fields.map(|field| ObjectWrite::Patch(Map::from_iter([field]))).collect()
+}
+
+/// Returns the message of a write that was refused, whose parts may be written alone.
+fn refusal(doing: &str, error: &kube::Error) -> Result<String, SyncError> {
+    SyncError::of_write(doing, error).failure()
 }
 
 /// Returns why `/status` of an object was not found: the object is gone, or its type has lost the

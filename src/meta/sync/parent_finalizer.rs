@@ -21,7 +21,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<(), SyncError> {
         let patch = self.finalizer.added(object.header());
-        let stored = write(parent, &patch, "adding the finalizer", context).await?;
+        let stored = self.patch_parent(parent, &patch, "adding the finalizer", context).await?;
         // Without this check, the parent would be written in a loop.
         if stored.is_some_and(|stored| !self.finalizer.is_on(stored.header())) {
             return Err(self.not_stored("added"));
@@ -38,7 +38,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Option<Object>, SyncError> {
         let patch = self.finalizer.removed(header);
-        let stored = write(parent, &patch, "removing the finalizer", context).await?;
+        let stored = self.patch_parent(parent, &patch, "removing the finalizer", context).await?;
         if stored.as_ref().is_some_and(|stored| self.finalizer.is_on(stored.header())) {
             return Err(self.not_stored("removed"));
         }
@@ -51,23 +51,24 @@ impl ParentReconciler {
             "the API server accepted a write that {verb} {name}, and dropped it"
         ))
     }
-}
 
-/// Writes a parent, without a worker slot: no hook is called afterwards. Returns the parent as
-/// stored; `None` if it is gone.
-async fn write(
-    parent: &Parent,
-    patch: &Value,
-    doing: &str,
-    context: &Context,
-) -> Result<Option<Object>, SyncError> {
-    context.release_slot();
-    let resource = Resource::new(context.requester(), &parent.served);
-    match resource.merge_patch::<Box<RawValue>>(&parent.key, None, patch).await {
-        Ok(stored) => Object::from_json(stored.get(), &parent.served)
-            .map(Some)
-            .map_err(|error| SyncError::Failed(format!("{doing}: {error}"))),
-        Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(SyncError::of_write(doing, &error)),
+    /// Writes a parent, without a worker slot: no hook is called afterwards. Returns the parent as
+    /// stored; `None` if it is gone.
+    async fn patch_parent(
+        &self,
+        parent: &Parent,
+        patch: &Value,
+        doing: &str,
+        context: &Context,
+    ) -> Result<Option<Object>, SyncError> {
+        context.release_slot();
+        let resource = Resource::new(context.requester(), &parent.served);
+        match self.parents.patches.merge::<Box<RawValue>>(&resource, &parent.key, patch).await {
+            Ok(stored) => Object::from_json(stored.get(), &parent.served)
+                .map(Some)
+                .map_err(|error| SyncError::Failed(format!("{doing}: {error}"))),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(SyncError::of_write(doing, &error)),
+        }
     }
 }

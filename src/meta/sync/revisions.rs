@@ -1,29 +1,32 @@
-//! Revisions of one parent: claims the existing ones, and writes the planned ones.
+//! Revisions of one parent: claims the existing ones. `revision_writes` writes the planned ones.
+//!
+//! An object counts as a revision of a parent only if it is where the manager writes revisions of
+//! that parent, its controller reference names the parent in all parts, and its name is that of its
+//! content. Others with the uid of the parent may be forged: they are reported and change nothing.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, value::RawValue};
 
 use super::{
     ParentReconciler, SyncError,
     adopt::{is_alive, owners_patch},
+    report::subject,
 };
 use crate::{
     controller::Context,
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
-        api::RevisionChildren,
         children::{Parent, owner_reference},
         customize::RelatedRule,
         digest::digest,
-        ownership::Ownership,
-        resource::{Resource, is_already_there, is_conflict, is_gone, is_in_ending_namespace},
+        recorder::Severity,
+        resource::{Resource, is_gone},
         rollout::{
-            OlderParent, Plan, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
-            is_of_type, labels_of, orphan_selector, patch_of,
+            OlderParent, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
+            is_of_type, orphan_selector, patch_of,
         },
     },
     redaction,
@@ -32,12 +35,12 @@ use crate::{
 /// Live revisions of one parent.
 pub(super) struct Revisions {
     /// Type of revisions.
-    served: Arc<ServedType>,
+    pub(super) served: Arc<ServedType>,
     /// Revision of the current parent.
     pub(super) latest: Revision,
     /// True if the patch of the latest revision's object was edited: the name is not that of the
     /// patch.
-    is_altered: bool,
+    pub(super) is_altered: bool,
     /// Other revisions, in the order of their names. A revision without children is deleted.
     pub(super) older: Vec<OlderParent>,
     /// Digest of the observed revisions.
@@ -48,23 +51,12 @@ pub(super) struct Revisions {
     pub(super) related_rules: Arc<[RelatedRule]>,
 }
 
-/// Write of one revision.
-#[derive(Debug)]
-enum RevisionWrite<'a> {
-    Create(&'a Revision, Vec<RevisionChildren>),
-    SetChildren(&'a Revision, Vec<RevisionChildren>),
-    /// Restores the patch of a revision.
-    Restore(&'a Revision, Vec<RevisionChildren>),
-    Delete(&'a Revision),
-}
-
 impl ParentReconciler {
     /// Claims the revisions of a parent; `None` if its children are not updated one at a time.
     pub(super) async fn revisions(
         &self,
         parent: &Parent,
         object: &Object,
-        ownership: &Ownership,
         context: &Context,
     ) -> Result<Option<Revisions>, SyncError> {
         let definition = &*self.definition;
@@ -88,37 +80,66 @@ impl ParentReconciler {
         let (mut objects, candidates) = found
             .into_iter()
             .partition::<Vec<_>, _>(|revision| revision.is_controlled_by(&parent.uid));
-        objects
-            .extend(self.adopt_revisions(parent, &served, ownership, candidates, context).await?);
+        objects.extend(self.adopt_revisions(parent, &served, candidates, context).await?);
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
-        let seen: Vec<_> = objects.iter().map(Object::stored_json).collect();
-        let digest = digest(&seen);
-        let observed: Result<Vec<_>, _> = objects.iter().map(Revision::read).collect();
-        let observed = observed.map_err(SyncError::Failed)?;
         let _permit = self.budget.decode_permit(object.json_len()).await;
         let json: Value = serde_json::from_slice(&object.json()).map_err(|error| {
             SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
         })?;
         let fields = &definition.revision_fields;
         let patch = patch_of(&json, fields).map_err(SyncError::Failed)?;
-        let mut latest = None;
-        let mut older = Vec::new();
-        for revision in observed {
-            if latest.is_none() && revision.has(&patch) {
-                latest = Some(revision);
-                continue;
+        let new = Revision::new(owner, namespace.clone(), patch);
+        let (mut latest, mut older, mut seen) = (None, Vec::new(), Vec::new());
+        for object in &objects {
+            let counted = count(parent, &new, object).and_then(|revision| {
+                if revision.key == new.key {
+                    // The patch may have been edited, and is restored.
+                    return Ok((revision, None));
+                }
+                let mut then = json.clone();
+                apply_patch(&mut then, &revision.patch, fields)?;
+                Ok((revision, Some(Bytes::from(then.to_string()))))
+            });
+            match counted {
+                Ok((revision, None)) => latest = Some(revision),
+                Ok((revision, Some(json))) => older.push(OlderParent { revision, json }),
+                Err(why) => {
+                    self.report_ignored(parent, object, &why, context);
+                    continue;
+                }
             }
-            let mut then = json.clone();
-            apply_patch(&mut then, &revision.patch, fields).map_err(SyncError::Failed)?;
-            older.push(OlderParent { revision, json: Bytes::from(then.to_string()) });
+            seen.push(object.stored_json());
         }
-        let (latest, is_altered) = match latest {
-            Some(latest) => (latest, false),
-            None => altered(Revision::new(owner, namespace.clone(), patch), &mut older),
+        let digest = digest(&seen);
+        let is_altered = latest.as_ref().is_some_and(|latest| !latest.has(&new.patch));
+        let latest = match latest {
+            Some(latest) => Revision { patch: new.patch, ..latest },
+            None => new,
         };
         let related_rules = Arc::default();
         let parent = json;
         Ok(Some(Revisions { served, latest, is_altered, older, digest, parent, related_rules }))
+    }
+
+    /// Reports an object that does not count as a revision, once for each of its versions.
+    fn report_ignored(&self, parent: &Parent, object: &Object, why: &str, context: &Context) {
+        let foreign = &self.parents.foreign;
+        if foreign.contains(&parent.uid, object.header()) {
+            return;
+        }
+        foreign.insert(&parent.uid, object.header());
+        let text = format!(
+            "ControllerRevision {} is ignored, since it is no revision of this parent: {why}. \
+             Delete it, unless it is in use elsewhere",
+            object.key()
+        );
+        self.recorder.publish(
+            context,
+            &subject(parent),
+            Severity::Warning,
+            "RevisionIgnored",
+            &text,
+        );
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them. These
@@ -127,7 +148,6 @@ impl ParentReconciler {
         &self,
         parent: &Parent,
         served: &ServedType,
-        ownership: &Ownership,
         mut candidates: Vec<Object>,
         context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
@@ -136,7 +156,7 @@ impl ParentReconciler {
         candidates.retain(|candidate| {
             !foreign.contains(&parent.uid, candidate.header())
                 && is_free(candidate.header(), owner)
-                && may_be_of(owner, ownership, candidate)
+                && is_named(owner, candidate)
         });
         if candidates.is_empty() {
             return Ok(Vec::new());
@@ -156,7 +176,7 @@ impl ParentReconciler {
             };
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
-            if !is_free(live.header(), owner) || !may_be_of(owner, ownership, &live) {
+            if !is_free(live.header(), owner) || !is_named(owner, &live) {
                 foreign.insert(&parent.uid, candidate.header());
                 continue;
             }
@@ -171,7 +191,7 @@ impl ParentReconciler {
                 owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
                     owners.push(owner_reference(parent));
                 })?;
-            match resource.merge_patch::<Box<RawValue>>(key, None, &patch).await {
+            match self.parents.patches.merge::<Box<RawValue>>(&resource, key, &patch).await {
                 Ok(stored) => {
                     let object = Object::from_json(stored.get(), served);
                     adopted.push(object.map_err(|error| {
@@ -187,175 +207,36 @@ impl ParentReconciler {
         }
         Ok(adopted)
     }
-
-    /// Writes the planned children of the revisions, the latest first. After a crash between two
-    /// writes a child may be in two revisions, of which the latest counts. A child in no revision
-    /// would not be updated.
-    pub(super) async fn write_revisions(
-        &self,
-        parent: &Parent,
-        revisions: &Revisions,
-        plan: &Plan,
-        context: &Context,
-    ) -> Result<(), SyncError> {
-        let writes = revisions.writes(plan);
-        if writes.is_empty() {
-            return Ok(());
-        }
-        context.release_slot();
-        let resource = Resource::new(context.requester(), &revisions.served);
-        for write in writes {
-            match write {
-                RevisionWrite::Create(revision, children) => {
-                    self.create_revision(parent, revisions, revision, children, &resource).await?;
-                }
-                RevisionWrite::SetChildren(revision, children) => {
-                    let patch = children_patch(revision, children);
-                    let result = resource.merge_patch(&revision.key, None, &patch).await;
-                    if let Err(error) = result.map(|IgnoredAny| ()) {
-                        let doing = format!("updating ControllerRevision {}", revision.key);
-                        return Err(match is_gone(&error) {
-                            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-                            false => SyncError::of_write(&doing, &error),
-                        });
-                    }
-                }
-                RevisionWrite::Restore(revision, children) => {
-                    restore_revision(revision, &children, &resource).await?;
-                }
-                RevisionWrite::Delete(revision) => {
-                    let Some((uid, _)) = &revision.observed else { continue };
-                    match resource.delete(&revision.key, uid).await {
-                        Err(error) if !is_gone(&error) && !is_conflict(&error) => {
-                            let doing = format!("deleting ControllerRevision {}", revision.key);
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                        Ok(()) | Err(_) => {}
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates a revision. An existing object of its name without an owner is the parent's, and is
-    /// adopted.
-    async fn create_revision(
-        &self,
-        parent: &Parent,
-        revisions: &Revisions,
-        revision: &Revision,
-        children: Vec<RevisionChildren>,
-        resource: &Resource<'_>,
-    ) -> Result<(), SyncError> {
-        let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
-        let generates = self.definition.generate_selector;
-        let labels = labels_of(&revisions.parent, owner, generates).map_err(SyncError::Failed)?;
-        let object = revision.object(labels, owner_reference(parent), children.clone());
-        let doing = format!("creating ControllerRevision {}", revision.key);
-        let error = match resource.create(&revision.key, object).await {
-            Ok(_stored) => return Ok(()),
-            // Rollouts have ended for this parent: its children are finalized without a record.
-            Err(error) if parent.terminating && is_in_ending_namespace(&error) => return Ok(()),
-            Err(error) if is_already_there(&error) => error,
-            Err(error) => return Err(SyncError::of_write(&doing, &error)),
-        };
-        let live = match resource.get(&revision.key).await {
-            Ok(live) => live,
-            Err(error) if is_gone(&error) => return Err(SyncError::Outdated(doing)),
-            Err(error) => return Err(SyncError::of_write(&doing, &error)),
-        };
-        let live = Object::from_json(live.json(), &revisions.served)
-            .map_err(|error| SyncError::Failed(format!("{doing}: {error}")))?;
-        match live.controller() {
-            Some(other) if *other.uid == *parent.uid => Err(SyncError::Outdated(doing)),
-            Some(_) => Err(SyncError::of_write(&doing, &error)),
-            None => {
-                let mut patch =
-                    owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
-                        owners.push(owner_reference(parent));
-                    })?;
-                patch["children"] = json!(children);
-                let adopted = resource.merge_patch(&revision.key, None, &patch).await;
-                adopted.map(|IgnoredAny| ()).map_err(|error| SyncError::of_write(&doing, &error))
-            }
-        }
-    }
 }
 
-impl Revisions {
-    /// Returns the writes that the plan needs, in their order.
-    fn writes(&self, plan: &Plan) -> Vec<RevisionWrite<'_>> {
-        let mut writes = Vec::new();
-        // A namespace that is being deleted admits no new object, and nothing is rolled any more.
-        let is_ending = self.parent.pointer("/metadata/deletionTimestamp").is_some();
-        if self.latest.observed.is_none() && is_ending && self.older.is_empty() {
-            return writes;
-        }
-        if self.latest.observed.is_none() {
-            writes.push(RevisionWrite::Create(&self.latest, plan.latest.clone()));
-        } else if self.is_altered {
-            writes.push(RevisionWrite::Restore(&self.latest, plan.latest.clone()));
-        } else if self.latest.children != plan.latest {
-            writes.push(RevisionWrite::SetChildren(&self.latest, plan.latest.clone()));
-        }
-        let older = || self.older.iter().map(|older| &older.revision).zip(&plan.older);
-        let changed = older()
-            .filter(|(revision, children)| !children.is_empty() && revision.children != **children);
-        writes
-            .extend(changed.map(|(revision, children)| {
-                RevisionWrite::SetChildren(revision, children.clone())
-            }));
-        let unused = older().filter(|(_, children)| children.is_empty());
-        writes.extend(unused.map(|(revision, _)| RevisionWrite::Delete(revision)));
-        writes
+/// Reads an object as a revision of a parent, whose latest one is `latest`.
+///
+/// # Errors
+///
+/// Says why the object is none: it may be forged by a client that knows the uid of the parent.
+pub(super) fn count(
+    parent: &Parent,
+    latest: &Revision,
+    object: &Object,
+) -> Result<Revision, String> {
+    if object.key().namespace != latest.key.namespace {
+        let namespace = latest.key.namespace.as_deref().unwrap_or_default();
+        return Err(format!("the revisions of this parent are in the namespace {namespace}"));
     }
-
-    /// Returns whether the plan needs a write.
-    pub(super) fn needs_write(&self, plan: &Plan) -> bool {
-        !self.writes(plan).is_empty()
+    let is_owned = object.controller().is_some_and(|owner| {
+        *owner.kind == parent.served.group_kind()
+            && *owner.name == *parent.key.name
+            && *owner.uid == *parent.uid
+    });
+    if !is_owned {
+        return Err("its controller reference has another group, kind or name".to_owned());
     }
-}
-
-/// Returns a new revision, and whether its object exists among the older revisions because its
-/// patch was edited by hand. The object is moved from the older revisions, with its children.
-fn altered(new: Revision, older: &mut Vec<OlderParent>) -> (Revision, bool) {
-    let Some(at) = older.iter().position(|older| older.revision.key == new.key) else {
-        return (new, false);
-    };
-    (Revision { patch: new.patch, ..older.remove(at).revision }, true)
-}
-
-/// Restores the patch of a revision's object, and sets its children. A merge patch could not remove
-/// the fields that were added to the patch.
-async fn restore_revision(
-    revision: &Revision,
-    children: &[RevisionChildren],
-    resource: &Resource<'_>,
-) -> Result<(), SyncError> {
-    let (uid, version) = revision.observed.clone().unwrap_or_default();
-    let add = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
-    let patch = json!([
-        add("/metadata/uid", json!(uid)),
-        add("/metadata/resourceVersion", json!(version)),
-        add("/parentPatch", revision.patch.clone()),
-        add("/children", json!(children)),
-    ]);
-    let restored = resource.json_patch(&revision.key, &patch).await;
-    restored.map(|IgnoredAny| ()).map_err(|error| {
-        let doing = format!("restoring the edited ControllerRevision {}", revision.key);
-        match is_gone(&error) {
-            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-            false => SyncError::of_write(&doing, &error),
-        }
-    })
-}
-
-/// Patch of the children alone, for exactly this version of a revision.
-fn children_patch(revision: &Revision, children: Vec<RevisionChildren>) -> Value {
-    let (uid, version) = revision.observed.clone().unwrap_or_default();
-    let children = if children.is_empty() { Value::Null } else { json!(children) };
-    json!({"metadata": {"uid": uid, "resourceVersion": version}, "children": children})
+    let revision = Revision::read(object)?;
+    let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
+    if revision.key != latest.key && !is_named_by(owner, &revision) {
+        return Err("its name is not that of its content".to_owned());
+    }
+    Ok(revision)
 }
 
 /// Returns whether an object may be adopted as a revision of a parent of this type.
@@ -365,10 +246,7 @@ fn is_free(header: &Header, owner: RevisionOwner<'_>) -> bool {
         && is_of_type(&header.labels, owner.identity)
 }
 
-/// Returns whether a revision without an owner may be a parent's: the parent's selector matches it,
-/// or its name is that of its patch for this parent.
-fn may_be_of(owner: RevisionOwner<'_>, ownership: &Ownership, candidate: &Object) -> bool {
-    let labels = &candidate.header().labels;
-    ownership.adopts().is_some_and(|selector| selector.matches(labels))
-        || Revision::read(candidate).is_ok_and(|it| is_named_by(owner, &it))
+/// Returns whether the name of an object is that of its content for this parent.
+fn is_named(owner: RevisionOwner<'_>, candidate: &Object) -> bool {
+    Revision::read(candidate).is_ok_and(|revision| is_named_by(owner, &revision))
 }

@@ -82,7 +82,8 @@ impl ParentReconciler {
                 digest: revisions.digest,
             };
             let objects = ObservedObjects { related, ..objects };
-            match self.call_hook(hook, call, rules, objects, None, context).await? {
+            let called = self.call_hook(hook, call, rules, objects, None, context).await;
+            match called.map_err(|error| error.about_revision(&older.revision.key))? {
                 HookResponse::Checked(response) => older_responses.push(Some(response)),
                 // Without an earlier record, no response is unchanged.
                 HookResponse::Unchanged(_) => return Err(SyncError::Cancelled),

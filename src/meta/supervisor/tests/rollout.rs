@@ -3,6 +3,7 @@
 mod crashes;
 mod customize;
 mod events;
+mod forged;
 mod method;
 mod outside_changes;
 

@@ -6,7 +6,14 @@ use std::{
 };
 
 use super::*;
-use crate::testing::{Action, Faults, Rule};
+use crate::{
+    kind::Scope,
+    meta::{
+        children::fixtures::served,
+        rollout::{Revision, RevisionOwner},
+    },
+    testing::{Action, Faults, Rule},
+};
 
 /// Hook that returns one config map for each parent, and records its parents.
 struct Recording(Arc<Mutex<BTreeSet<String>>>);
@@ -137,10 +144,15 @@ async fn parent_that_adopts_a_revision_delays_no_hook_call_of_another_parent() {
         });
         harness.server.apply(thing).unwrap();
     }
+    let parent = harness.server.get("example.com/v1", "Thing", "", "a").unwrap();
+    let things = served("example.com", "things", "Thing", Scope::Cluster);
+    let uid = parent["metadata"]["uid"].as_str().unwrap();
+    let owner = RevisionOwner { identity: &things.identity, uid };
+    let revision = Revision::new(owner, "default".into(), json!({"spec": {}}));
     let orphan = json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "ControllerRevision",
         "metadata": {
-            "name": "orphan", "namespace": "default", "labels": {
+            "name": revision.key.name, "namespace": "default", "labels": {
                 "app": "a", "metacontroller.k8s.io/apiGroup": "example.com",
                 "metacontroller.k8s.io/resource": "things",
             },
