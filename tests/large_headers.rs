@@ -41,7 +41,7 @@ async fn objects_of_large_labels_take_no_memory(server: Server<'static>, name: &
     }
     create(&maps, "small", 1).await;
 
-    // A controller of other objects: these concern nobody.
+    // Most of the large objects concern no subscriber.
     let set = InformerSet::new(scope.client(), InformerOptions::default());
     let served = ServedType::of::<ConfigMap>(Scope::Namespaced);
     let mut key = InformerKey::new(served.identity.clone());

@@ -22,8 +22,7 @@ use self::{
     static_mode::StaticMode,
 };
 pub(super) use self::{
-    changed_types::ChangedTypes,
-    static_mode::{DiscoveryScope, PollTime},
+    changed_types::ChangedTypes, document::PollTime, static_mode::DiscoveryScope,
 };
 use super::{
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},

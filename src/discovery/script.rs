@@ -121,7 +121,7 @@ impl Server {
         self.state().is_endless = is_endless;
     }
 
-    /// Goes back to an older version with other objects, like a restore from backup. All watches end.
+    /// Returns to an older version with other objects, like a restore from backup. All watches end.
     pub(super) fn restore(&self, change: impl FnOnce(&Self)) {
         self.state().watches.clear();
         change(self);

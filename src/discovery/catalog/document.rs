@@ -1,15 +1,31 @@
 //! Discovery document: resources of one group version, as discovery answered last.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{super::response::ServedResource, PollTime};
+use super::super::response::ServedResource;
 
 /// Consecutive complete responses that prove a group version gone where no APIService does. An API
 /// server that is starting omits groups for a second or two; the first few responses are requested
 /// within about six seconds.
 pub(super) const CONFIRMATIONS: u8 = 7;
+
+/// Time of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::discovery) struct PollTime {
+    /// Arrival of the response.
+    pub(in crate::discovery) now: Instant,
+    /// Minimum time between two responses that together prove an absence.
+    pub(in crate::discovery) period: Duration,
+}
+
+impl PollTime {
+    /// Returns whether a period has passed.
+    pub(super) fn agrees(&self, since: Instant) -> bool {
+        self.now.saturating_duration_since(since) >= self.period
+    }
+}
 
 /// Discovery document of a group version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

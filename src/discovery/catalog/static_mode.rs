@@ -8,7 +8,7 @@
 //! when two complete responses, at least one period apart, omit it and no response between them
 //! lists it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use super::{
     },
     Catalog, ChangedTypes, ListState,
     by_group::find,
-    document::{CONFIRMATIONS, Document, Missing},
+    document::{CONFIRMATIONS, Document, Missing, PollTime},
 };
 
 /// Scope of a discovery response.
@@ -30,15 +30,6 @@ pub(in crate::discovery) enum DiscoveryScope {
     Watching,
     /// CRDs may not be watched; discovery covers all types.
     Static,
-}
-
-/// Time of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::discovery) struct PollTime {
-    /// Arrival of the response.
-    pub(in crate::discovery) now: Instant,
-    /// Minimum time between two responses that together prove an absence.
-    pub(in crate::discovery) period: Duration,
 }
 
 /// State of static mode.
@@ -52,13 +43,6 @@ pub(super) struct StaticMode {
     /// CRDs listed during static mode. Applied once the watch is open, so that the catalog leaves
     /// static mode in one step.
     pub(super) relisted: Option<Vec<Crd>>,
-}
-
-impl PollTime {
-    /// Returns whether a period has passed.
-    pub(super) fn agrees(&self, since: Instant) -> bool {
-        self.now.saturating_duration_since(since) >= self.period
-    }
 }
 
 impl Catalog {

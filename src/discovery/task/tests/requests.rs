@@ -79,7 +79,7 @@ async fn backend_that_lists_no_resources_at_first_stops_nothing() {
     let registered = until(&mut status, SERVED).await;
     assert_eq!(registered.served, served.served);
 
-    // Its resources are removed for good.
+    // The resources are removed from the server.
     harness.server.discover("/apis", json!([apps(), empty()]));
     harness.registry.hint(&harness.identity(&loads()));
     let removed = Instant::now();
