@@ -22,7 +22,6 @@ mod progress;
 mod reader;
 mod reflector;
 mod request_delays;
-mod resume_version;
 mod retention;
 mod selector;
 mod set;

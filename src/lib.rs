@@ -65,9 +65,9 @@
 //! numbered in the order of the flow. A room starts at the file of
 //! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`]. Every
 //! room may import the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics
-//! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and
-//! `src/owner_gauge.rs` (gauges of tasks and timers per owner). `tests/architecture.rs` checks the
-//! imports. The binary (`src/main.rs`, `src/cli.rs`) uses the public items alone. `DESIGN.md` has
+//! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists),
+//! `src/resume_version.rs` (positions of watches) and `src/owner_gauge.rs` (gauges of tasks and
+//! timers per owner). `tests/architecture.rs` checks the imports. The binary (`src/main.rs`, `src/cli.rs`) uses the public items alone. `DESIGN.md` has
 //! the vocabulary: epoch, fence, grace, term, interest, metadata entry, sync record.
 //!
 //! # Walk of one event
@@ -80,7 +80,7 @@
 //! 2. The reader cuts its bytes into lines of a bounded length (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
 //!    the object (`src/informer/decode.rs`) and compares resourceVersions
-//!    (`src/informer/resume_version.rs`).
+//!    (`src/resume_version.rs`).
 //! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`), whole or as a
 //!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
 //!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
@@ -362,6 +362,7 @@ pub mod redaction;
 mod guard;
 mod list_page;
 mod owner_gauge;
+mod resume_version;
 mod token_bucket;
 
 pub mod discovery;

@@ -52,6 +52,8 @@ mod http_proxy;
 mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
+#[cfg(feature = "cli")]
+mod large_headers;
 mod leaks;
 mod list_kinds;
 #[cfg(feature = "meta")]

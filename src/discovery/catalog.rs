@@ -22,8 +22,7 @@ use self::{
     static_mode::StaticMode,
 };
 pub(super) use self::{
-    changed_types::ChangedTypes,
-    static_mode::{DiscoveryScope, PollTime},
+    changed_types::ChangedTypes, document::PollTime, static_mode::DiscoveryScope,
 };
 use super::{
     api_service::{AGGREGATOR, ApiServiceHeader, Backend},
@@ -130,7 +129,7 @@ impl Catalog {
             self.published_without_uid.extend(without_uid);
             self.crds_listed(crds, touched);
         }
-        self.drop_missing_documents();
+        self.forget_missing_versions();
         match self.services_listed {
             ListState::Yes => self.drop_crd_documents(),
             // Documents of static mode may describe CRDs that are deleted by now.
@@ -236,12 +235,14 @@ impl Catalog {
     pub(super) fn answered(
         &mut self,
         response: DiscoveryResponse,
-        reading: DiscoveryScope,
+        scope: DiscoveryScope,
+        arrival: PollTime,
         touched: &mut ChangedTypes,
     ) {
-        let polled = match reading {
-            DiscoveryScope::Static(polled) if response.complete => Some(polled),
-            DiscoveryScope::Static(_) | DiscoveryScope::Watching => None,
+        let complete = response.complete.then_some(arrival);
+        let polled = match scope {
+            DiscoveryScope::Static => complete,
+            DiscoveryScope::Watching => None,
         };
         if let Some(polled) = polled {
             self.polled(polled, touched);
@@ -252,7 +253,7 @@ impl Catalog {
         let mut named = HashSet::new();
         for answered in response.versions {
             named.insert((answered.group.clone(), answered.version.clone()));
-            self.version_answered(answered, polled, touched);
+            self.version_answered(answered, complete, touched);
         }
         if !response.complete {
             return;
@@ -279,10 +280,12 @@ impl Catalog {
         }
     }
 
+    /// Applies the response for one group version; `complete` is the arrival of a response that is
+    /// complete.
     fn version_answered(
         &mut self,
         answered: ListedVersion,
-        polled: Option<PollTime>,
+        complete: Option<PollTime>,
         touched: &mut ChangedTypes,
     ) {
         let (group, version) = (&answered.group, &answered.version);
@@ -318,15 +321,8 @@ impl Catalog {
         });
         let new = match (resources, old) {
             (Some(resources), old) => {
-                let missing = old
-                    .filter(|old| old.uid == uid)
-                    .map(|old| self.missing_from(&resources, old, (group, version), polled));
-                Document {
-                    resources: Some(resources),
-                    missing: missing.unwrap_or_default(),
-                    uid,
-                    ..Document::default()
-                }
+                let old = old.filter(|old| old.uid == uid);
+                old.cloned().unwrap_or_default().answered(resources, uid, complete)
             }
             (None, Some(old)) => {
                 Document { stale: true, missed: 0, missed_since: None, ..old.clone() }

@@ -11,7 +11,7 @@ use kube::{Client, client::Body, core::Status};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::redaction;
+use crate::{list_page::EndlessList, redaction};
 
 /// Largest accepted body. Discovery of a cluster with thousands of CRDs is some 10 MB.
 const BODY_BUDGET_BYTES: usize = 256 * 1024 * 1024;
@@ -37,6 +37,9 @@ pub(super) enum Error {
     /// The body does not have the expected shape.
     #[error("decoding the response to {path}: {}", redaction::decoding(source))]
     Decode { path: String, source: serde_json::Error },
+    /// The pages of a list do not lead to its end.
+    #[error("listing {path}: {source}")]
+    EndlessList { path: String, source: EndlessList },
     /// The watch reported an error instead of an event.
     #[error("watching {path}: {}", redaction::error(&**source))]
     Watch { path: String, source: Box<kube::Error> },
@@ -50,9 +53,11 @@ impl Error {
             Self::Request { source, .. } | Self::Watch { source, .. } => {
                 if let kube::Error::Api(status) = &**source { Some(status.code) } else { None }
             }
-            Self::Deadline { .. } | Self::Path { .. } | Self::Body { .. } | Self::Decode { .. } => {
-                None
-            }
+            Self::Deadline { .. }
+            | Self::Path { .. }
+            | Self::Body { .. }
+            | Self::Decode { .. }
+            | Self::EndlessList { .. } => None,
         }
     }
 

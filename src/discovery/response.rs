@@ -185,7 +185,7 @@ pub(super) struct GroupVersion {
 /// Legacy discovery of a group version.
 #[derive(Deserialize)]
 pub(super) struct ResourceList {
-    #[serde(default)]
+    /// Required: a document without them is not from the API server, and proves nothing.
     resources: Vec<LegacyResource>,
 }
 

@@ -34,6 +34,8 @@ struct ServerState {
     documents: HashMap<String, Value>,
     /// Faults: status and delay. Keys such as `watch PATH` and `list PATH` are distinct.
     faults: HashMap<String, (u16, Duration)>,
+    /// True if each page of a list has the same continue token.
+    is_endless: bool,
     requests: Vec<(Instant, String)>,
 }
 
@@ -112,6 +114,18 @@ impl Server {
 
     pub(super) fn heal(&self, request: &str) {
         self.state().faults.remove(request);
+    }
+
+    /// Sends the same continue token with each page of a list, or no token.
+    pub(super) fn repeat_token(&self, is_endless: bool) {
+        self.state().is_endless = is_endless;
+    }
+
+    /// Returns to an older version with other objects, like a restore from backup. All watches end.
+    pub(super) fn restore(&self, change: impl FnOnce(&Self)) {
+        self.state().watches.clear();
+        change(self);
+        self.state().version = 1;
     }
 
     /// Ends all watches of a collection, like a lost connection.
@@ -198,7 +212,9 @@ impl Server {
                 let items: Vec<&Value> =
                     state.objects.get(collection).into_iter().flat_map(BTreeMap::values).collect();
                 let version = state.version.to_string();
-                json_body(&json!({ "metadata": { "resourceVersion": version }, "items": items }))
+                let token = if state.is_endless { "again" } else { "" };
+                let metadata = json!({ "resourceVersion": version, "continue": token });
+                json_body(&json!({ "metadata": metadata, "items": items }))
             }
             None => match state.documents.get(&path) {
                 Some(document) => json_body(document),

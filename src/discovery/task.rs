@@ -33,6 +33,9 @@ const SERVICE_FAILURES: u32 = 9;
 /// Minimum time between two responses that together prove an absence: a server that is starting
 /// omits groups for a second or two.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(5);
+/// Minimum time between two responses that together prove a resource gone while its group version is
+/// served: the server of an APIService may answer before it has registered its resources.
+const REGISTRATION_PERIOD: Duration = Duration::from_secs(30);
 /// Events that are applied before one publish. Bounded so that a burst does not delay its first
 /// changes.
 const BATCH: usize = 64;
@@ -262,15 +265,15 @@ impl RunningDiscovery {
         touched: &mut ChangedTypes,
     ) {
         self.request = None;
-        let reading = match &*self.shared.mode.borrow() {
+        let (scope, period) = match &*self.shared.mode.borrow() {
             DiscoveryMode::NotStarted | DiscoveryMode::Watching | DiscoveryMode::Ended => {
-                DiscoveryScope::Watching
+                (DiscoveryScope::Watching, REGISTRATION_PERIOD)
             }
             DiscoveryMode::Static(_) => {
-                let period = agreement_period(self.options.static_interval);
-                DiscoveryScope::Static(PollTime { now: Instant::now(), period })
+                (DiscoveryScope::Static, agreement_period(self.options.static_interval))
             }
         };
+        let arrival = PollTime { now: Instant::now(), period };
         let mut known = self.shared.write();
         let outcome = match response {
             Ok(response) => {
@@ -279,7 +282,7 @@ impl RunningDiscovery {
                 } else {
                     RequestOutcome::partial
                 };
-                known.catalog.answered(response, reading, touched);
+                known.catalog.answered(response, scope, arrival, touched);
                 outcome
             }
             Err(error) => {

@@ -14,15 +14,20 @@ use kube::{
     Client,
     core::{Status, WatchEvent},
 };
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::{
     raw::Raw,
     request::{self, Error},
 };
-use crate::{duration::doubled, list_page::ListPage};
+use crate::{
+    duration::doubled,
+    kind::VersionOrder,
+    list_page::{ContinueTokens, ListPage},
+    resume_version::{ResumeVersion, SILENT},
+};
 
 /// Objects per list page. Schemas make CRDs large, and a page is decoded as a whole.
 const PAGE: usize = 100;
@@ -96,14 +101,20 @@ struct CollectionReader<T: WatchedType> {
 
 enum WatchPhase<T: WatchedType> {
     List,
-    Open { resource_version: String },
+    /// The server may be behind the position of the watch.
+    Check(ResumeVersion),
+    Open(ResumeVersion),
     Watch(OpenWatch<T>),
 }
 
 struct OpenWatch<T: WatchedType> {
-    resource_version: String,
+    position: ResumeVersion,
     opened: Instant,
     idle: Duration,
+    /// True once an event has arrived.
+    is_heard: bool,
+    /// True if an event was older than the position.
+    is_contradicted: bool,
     events: BoxStream<'static, kube::Result<WatchEvent<RawOf<T>>>>,
 }
 
@@ -115,7 +126,11 @@ impl<T: WatchedType> CollectionReader<T> {
             }
             let change = match std::mem::replace(&mut self.phase, WatchPhase::List) {
                 WatchPhase::List => self.list().await,
-                WatchPhase::Open { resource_version } => self.open(resource_version).await,
+                WatchPhase::Check(position) => {
+                    self.phase = self.check(position).await;
+                    continue;
+                }
+                WatchPhase::Open(position) => self.open(position).await,
                 WatchPhase::Watch(watch) => match self.read(watch).await {
                     Some(change) => change,
                     None => continue,
@@ -127,6 +142,7 @@ impl<T: WatchedType> CollectionReader<T> {
 
     async fn list(&mut self) -> CollectionChange<T> {
         let mut items = Vec::new();
+        let mut tokens = ContinueTokens::default();
         let mut from = String::new();
         loop {
             let path = format!("{}?limit={PAGE}{from}", T::PATH);
@@ -137,29 +153,54 @@ impl<T: WatchedType> CollectionReader<T> {
                     Ok(page) => page,
                     Err(error) => return self.failed(WatchPhase::List, error),
                 };
-            let next = page.continue_token().map(|token| format!("&continue={}", escape(token)));
-            let resource_version = page.resource_version().to_owned();
+            let next = match tokens.after(&page) {
+                Ok(next) => next,
+                Err(source) => {
+                    return self.failed(WatchPhase::List, Error::EndlessList { path, source });
+                }
+            };
+            let version = page.resource_version().to_owned();
             let Some(page) = page.items else {
                 let source = serde_json::Error::custom("items is null");
                 return self.failed(WatchPhase::List, Error::Decode { path, source });
             };
             items.extend(page.into_iter().map(T::reduced));
             match next {
-                Some(next) => from = next,
+                Some(token) => from = format!("&continue={}", escape(&token)),
                 None => {
-                    self.phase = WatchPhase::Open { resource_version };
+                    // The API server itself serves CRDs and APIServices.
+                    let position = ResumeVersion::new(&version, VersionOrder::Comparable);
+                    self.phase = WatchPhase::Open(position);
                     return CollectionChange::Listed(items);
                 }
             }
         }
     }
 
-    async fn open(&mut self, resource_version: String) -> CollectionChange<T> {
+    /// Returns the phase after a check: a list if the server is behind the position.
+    async fn check(&mut self, position: ResumeVersion) -> WatchPhase<T> {
+        let path = format!("{}?limit=1", T::PATH);
+        let page: Result<ListPage<IgnoredAny>, Error> =
+            request::get_json(&self.client, &path, "application/json", LIST_DEADLINE).await;
+        // If this fails, so will the watch, which reports the error.
+        let version = page.as_ref().map_or("", ListPage::resource_version);
+        if !position.is_contradicted(version) {
+            return WatchPhase::Open(position);
+        }
+        warn!(
+            resource = T::RESOURCE,
+            resource_version = version,
+            "the server's resourceVersion is older than that of the watch"
+        );
+        WatchPhase::List
+    }
+
+    async fn open(&mut self, position: ResumeVersion) -> CollectionChange<T> {
         let seconds = WATCH_SECONDS + fastrand::u64(0..WATCH_JITTER_SECONDS);
         let path = format!(
             "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
             T::PATH,
-            escape(&resource_version),
+            escape(position.version()),
         );
         let request = match http::Request::get(&path).body(Vec::new()) {
             Ok(request) => request,
@@ -168,18 +209,22 @@ impl<T: WatchedType> CollectionReader<T> {
         match timeout(OPEN_DEADLINE, self.client.request_events::<RawOf<T>>(request)).await {
             Ok(Ok(events)) => {
                 self.phase = WatchPhase::Watch(OpenWatch {
-                    resource_version,
+                    position,
                     opened: Instant::now(),
                     idle: Duration::from_secs(seconds) + IDLE_GRACE,
+                    is_heard: false,
+                    is_contradicted: false,
                     events: Box::pin(events),
                 });
                 CollectionChange::Opened
             }
             Ok(Err(source)) => {
-                self.failed_watch(resource_version, Error::Watch { path, source: Box::new(source) })
+                let error = Error::Watch { path, source: Box::new(source) };
+                self.failed_watch(WatchPhase::Open(position), error)
             }
             Err(_elapsed) => {
-                self.failed_watch(resource_version, Error::Deadline { path, after: OPEN_DEADLINE })
+                let error = Error::Deadline { path, after: OPEN_DEADLINE };
+                self.failed_watch(WatchPhase::Open(position), error)
             }
         }
     }
@@ -190,7 +235,7 @@ impl<T: WatchedType> CollectionReader<T> {
             Ok(next) => next,
             Err(_elapsed) => {
                 let error = Error::Deadline { path: T::PATH.into(), after: watch.idle };
-                return Some(self.failed_watch(watch.resource_version, error));
+                return Some(self.failed_watch(watch.resumed(), error));
             }
         };
         if watch.opened.elapsed() >= HEALTHY_AFTER {
@@ -198,22 +243,20 @@ impl<T: WatchedType> CollectionReader<T> {
         }
         let change = match next {
             Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw))) => {
-                watch.resource_version = raw.metadata.resource_version.clone();
+                watch.advance(&raw.metadata.resource_version);
                 CollectionChange::Applied(T::reduced(raw))
             }
             Some(Ok(WatchEvent::Deleted(raw))) => {
-                watch.resource_version = raw.metadata.resource_version.clone();
+                watch.advance(&raw.metadata.resource_version);
                 CollectionChange::Deleted(T::reduced(raw))
             }
             Some(Ok(WatchEvent::Bookmark(bookmark))) => {
-                watch.resource_version = bookmark.metadata.resource_version;
+                watch.advance(&bookmark.metadata.resource_version);
                 self.proceed(watch);
                 return None;
             }
             Some(Ok(WatchEvent::Error(status))) => {
-                return Some(
-                    self.failed_watch(watch.resource_version, status_error(status, T::PATH)),
-                );
+                return Some(self.failed_watch(watch.resumed(), status_error(status, T::PATH)));
             }
             Some(Err(source)) => {
                 let undecodable = matches!(source, kube::Error::SerdeError(_));
@@ -222,7 +265,7 @@ impl<T: WatchedType> CollectionReader<T> {
                 return Some(if undecodable {
                     self.failed(WatchPhase::List, error)
                 } else {
-                    self.failed_watch(watch.resource_version, error)
+                    self.failed_watch(watch.resumed(), error)
                 });
             }
             None => {
@@ -231,7 +274,7 @@ impl<T: WatchedType> CollectionReader<T> {
                 if watch.opened.elapsed() < HEALTHY_AFTER {
                     self.back_off();
                 }
-                self.phase = WatchPhase::Open { resource_version: watch.resource_version };
+                self.phase = watch.resumed();
                 return None;
             }
         };
@@ -244,13 +287,14 @@ impl<T: WatchedType> CollectionReader<T> {
         self.phase = WatchPhase::Watch(watch);
     }
 
-    fn failed_watch(&mut self, resource_version: String, error: Error) -> CollectionChange<T> {
+    /// Fails the watch; `resumed` is the next phase unless a list is needed.
+    fn failed_watch(&mut self, resumed: WatchPhase<T>, error: Error) -> CollectionChange<T> {
         // After a refusal, a list reports the changes missed, before the watch opens again.
         let is_lost = error.code() == Some(410) || error.is_refusal();
         let phase = if is_lost || (self.attempt + 1).is_multiple_of(RESUMES) {
             WatchPhase::List
         } else {
-            WatchPhase::Open { resource_version }
+            resumed
         };
         self.failed(phase, error)
     }
@@ -265,6 +309,25 @@ impl<T: WatchedType> CollectionReader<T> {
     fn back_off(&mut self) {
         self.wait = Some(delay(self.attempt).mul_f64(0.75 + fastrand::f64() / 2.0));
         self.attempt = self.attempt.saturating_add(1);
+    }
+}
+
+impl<T: WatchedType> OpenWatch<T> {
+    /// Moves the position to the version of an event.
+    fn advance(&mut self, version: &str) {
+        self.is_heard = true;
+        self.is_contradicted |= self.position.is_past(version);
+        self.position.advance(version);
+    }
+
+    /// Returns the phase that resumes the watch after its end.
+    fn resumed(self) -> WatchPhase<T> {
+        let is_silent = !self.is_heard && self.opened.elapsed() >= SILENT;
+        if is_silent || self.is_contradicted {
+            WatchPhase::Check(self.position)
+        } else {
+            WatchPhase::Open(self.position)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{error::Error, time::Duration};
 use kube::core::Status;
 use prometheus_client::encoding::EncodeLabelValue;
 
-use crate::redaction;
+use crate::{list_page::EndlessList, redaction};
 
 /// Maximum length of a message of an error, in characters.
 const MESSAGE_MAX: usize = 1024;
@@ -46,6 +46,9 @@ pub(super) enum RequestFailure {
     /// The server treated a streaming list as a plain watch. No action is needed.
     #[error("the server does not mark the end of a streaming list; it is listed by pages instead")]
     Endless,
+    /// The pages of the list do not lead to its end.
+    #[error("{0}")]
+    EndlessPages(EndlessList),
     #[error("the server closed the stream")]
     Closed,
     /// A list is needed for another reason than a failed request.
@@ -78,6 +81,7 @@ impl RequestFailure {
             other @ (Self::Deadline { .. }
             | Self::TooLong { .. }
             | Self::Endless
+            | Self::EndlessPages(_)
             | Self::Closed
             | Self::Suspect(_)
             | Self::Wanted) => other,
@@ -88,9 +92,9 @@ impl RequestFailure {
 /// Next request after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextRequest {
-    /// Repeat: a list from its first page, a watch from its position.
+    /// Repeat: a list at its continue token, a watch from its position.
     Again,
-    /// List again instead of watching.
+    /// List from the first page, instead of watching or continuing a list.
     Relist,
     /// List without paging: paging took so long that the `continue` token expired.
     ListWhole,
@@ -216,6 +220,9 @@ pub(super) fn classify(phase: RequestPhase, failure: &RequestFailure) -> Classif
         RequestFailure::Endless => {
             classified(NextRequest::NeverStream, RequestPace::Prompt, Cause::Refused)
         }
+        RequestFailure::EndlessPages(_) => {
+            classified(NextRequest::Relist, RequestPace::Slow, Cause::Undecodable)
+        }
         RequestFailure::Closed => match phase {
             RequestPhase::Watch => {
                 classified(NextRequest::Again, RequestPace::Prompt, Cause::Closed)
@@ -262,6 +269,10 @@ fn classify_status(
         (410, RequestPhase::List { continued: false }) => {
             classified(NextRequest::Again, RequestPace::Slow, Cause::Expired)
         }
+        // The type may be served again as another one, which has other tokens.
+        (404, RequestPhase::List { continued: true }) => {
+            classified(NextRequest::Relist, RequestPace::Quick, Cause::NotFound)
+        }
         (404, _) => classified(again, RequestPace::Quick, Cause::NotFound),
         (403, _) => classified(again, RequestPace::Forbidden, Cause::Forbidden),
         (401, _) => classified(again, RequestPace::Slow, Cause::Unauthorized),
@@ -295,6 +306,10 @@ fn classify_status(
             classified(NextRequest::Relist, RequestPace::Slow, Cause::Refused)
         }
         (500.., _) => classified(again, after, Cause::Server),
+        // The server may refuse the token.
+        (_, RequestPhase::List { continued: true }) => {
+            classified(NextRequest::Relist, after, Cause::Refused)
+        }
         (_, _) => classified(again, after, Cause::Refused),
     }
 }
@@ -400,7 +415,7 @@ mod tests {
     fn missing_type_is_requested_again_and_not_listed() {
         check(RequestPhase::Watch, status(404), NextRequest::Again, RequestPace::Quick);
         check(LIST, status(404), NextRequest::Again, RequestPace::Quick);
-        check(LATER_PAGE, status(404), NextRequest::Again, RequestPace::Quick);
+        check(LATER_PAGE, status(404), NextRequest::Relist, RequestPace::Quick);
         check(RequestPhase::Stream, status(404), NextRequest::ListPages, RequestPace::Quick);
     }
 
@@ -516,6 +531,18 @@ mod tests {
         let long = RequestFailure::TooLong { what: "line", budget: 1 };
         check(RequestPhase::Watch, long.clone(), NextRequest::Again, RequestPace::Slow);
         check(LIST, long, NextRequest::ListSmaller, RequestPace::Prompt);
+    }
+
+    #[test]
+    fn list_continues_at_its_token_unless_that_may_be_the_cause() {
+        let seven = RequestPace::After(Duration::from_secs(7));
+        check(LATER_PAGE, status(500), NextRequest::Again, seven);
+        check(LATER_PAGE, status(429), NextRequest::Again, seven);
+        check(LATER_PAGE, status(403), NextRequest::Again, RequestPace::Forbidden);
+        check(LATER_PAGE, status(400), NextRequest::Relist, seven);
+        check(LIST, status(400), NextRequest::Again, seven);
+        let endless = RequestFailure::EndlessPages(EndlessList::RepeatedToken);
+        check(LATER_PAGE, endless, NextRequest::Relist, RequestPace::Slow);
     }
 
     #[test]

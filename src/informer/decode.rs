@@ -31,6 +31,11 @@ use crate::{
 /// of the whole object.
 const LAST_APPLIED: &str = "/last-applied-configuration";
 
+/// Maximum size of the labels, owners and finalizers of an object. An entry of an object that
+/// concerns no subscriber keeps labels and owners, and the API server limits only the sum of the
+/// annotations: without a limit, every user of a watched type could fill the memory.
+const HEADER_MAX_BYTES: usize = 64 * 1024;
+
 /// Returns whether headers have the annotation of this key: they leave out copies of the whole
 /// object.
 #[cfg(feature = "meta")]
@@ -152,6 +157,14 @@ impl Decoder {
             return Ok(header);
         }
         metadata.relations()?;
+        let bytes = fields.header_bytes();
+        if bytes > HEADER_MAX_BYTES {
+            let reason = format!(
+                "labels, owner references and finalizers have {bytes} bytes, of at most \
+                 {HEADER_MAX_BYTES}"
+            );
+            return Err(failure("metadata", reason));
+        }
         let deleted = fields.deletion_timestamp.as_ref().map(|time| time.0.parse::<Timestamp>());
         header.deletion_timestamp =
             deleted.transpose().map_err(|error| failure("metadata.deletionTimestamp", error))?;

@@ -12,12 +12,12 @@ pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
 pub struct InformerOptions {
     /// Time that an informer outlives its last subscriber. Default: 10 s.
     pub linger: Duration,
-    /// Objects per list page. Default: 500. Reduced after a page over budget.
+    /// Objects per list page. Default: 500. Fewer while pages of that size exceed their budget.
     pub page_limit: u32,
     /// Maximum size of a list page. Default: 64 MiB.
     pub max_page_bytes: usize,
     /// Total size of the pages that all informers of the set hold at once. Default: 128 MiB. A page
-    /// that does not fit is requested again with fewer objects.
+    /// that does not fit waits, and is requested again once a page of any size fits.
     pub max_list_bytes: usize,
     /// Maximum size of a watch event. Default: 16 MiB.
     pub max_line_bytes: usize,

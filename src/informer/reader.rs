@@ -99,9 +99,30 @@ pub(super) struct BodyBudget {
 
 impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
-        let bytes = bytes.min(Semaphore::MAX_PERMITS);
+        // Permits are counted in 32 bits.
+        let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
         Self { free: Arc::new(Semaphore::new(bytes)), bytes }
     }
+
+    /// Waits for room for a body of up to `bytes`, in the order of the calls.
+    ///
+    /// The caller must hold no other part of the budget, and no list slot: bodies that wait for
+    /// each other would never end.
+    pub(super) async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes.min(self.bytes)).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        self.free.clone().acquire_many_owned(bytes).await.ok()
+    }
+}
+
+/// State of a body after a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyState {
+    /// A chunk has been read.
+    Open,
+    End,
+    /// The shared budget has no room for the next chunk. The body cannot be read further.
+    NoRoom,
 }
 
 /// A body that was read, with its share of the budget.
@@ -113,8 +134,8 @@ pub(super) struct ReadBody {
 
 /// Reader of a whole body.
 ///
-/// A body that exceeds the shared budget fails instead of waiting: waiting while holding a part
-/// would let bodies deadlock.
+/// A read does not wait for the shared budget: waiting while holding a part of it would let bodies
+/// deadlock.
 #[derive(Debug)]
 pub(super) struct BodyReader {
     body: Body,
@@ -129,43 +150,51 @@ impl BodyReader {
         Self { body, bytes: Vec::new(), budget, shared: None, taken: None }
     }
 
-    /// Counts the bytes against the shared budget.
-    pub(super) fn within(mut self, shared: &BodyBudget) -> Self {
+    /// Counts the bytes against the shared budget, of which a part may be taken already.
+    pub(super) fn within(
+        mut self,
+        shared: &BodyBudget,
+        taken: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        self.budget = self.budget.min(shared.bytes);
         self.shared = Some(shared.clone());
+        self.taken = taken;
         self
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), RequestFailure> {
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let count = u32::try_from(bytes).ok();
+    /// Takes a part of the shared budget, so that a body of this length has room in it. Returns
+    /// false if the budget has none.
+    fn reserve(&mut self, length: usize) -> bool {
+        let Some(shared) = &self.shared else { return true };
+        let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let count = u32::try_from(length.saturating_sub(taken)).ok();
         let more = count.and_then(|count| shared.free.clone().try_acquire_many_owned(count).ok());
-        let budget = shared.bytes;
-        let more = more
-            .ok_or(RequestFailure::TooLong { what: "the data of all lists in flight", budget })?;
-        match &mut self.taken {
-            Some(taken) => taken.merge(more),
-            None => self.taken = Some(more),
+        match (&mut self.taken, more) {
+            (_, None) => return false,
+            (Some(taken), Some(more)) => taken.merge(more),
+            (None, more) => self.taken = more,
         }
-        Ok(())
+        true
     }
 
-    /// Reads one chunk; returns false at the end of the body.
-    pub(super) async fn more(&mut self) -> Result<bool, RequestFailure> {
+    /// Reads one chunk.
+    pub(super) async fn more(&mut self) -> Result<BodyState, RequestFailure> {
         match self.body.frame().await {
             Some(Ok(frame)) => {
-                let Ok(chunk) = frame.into_data() else { return Ok(true) };
-                if self.bytes.len() + chunk.len() > self.budget {
-                    return Err(RequestFailure::TooLong {
-                        what: "the response",
-                        budget: self.budget,
-                    });
+                let Ok(chunk) = frame.into_data() else { return Ok(BodyState::Open) };
+                let length = self.bytes.len() + chunk.len();
+                if length > self.budget {
+                    let budget = self.budget;
+                    return Err(RequestFailure::TooLong { what: "the response", budget });
                 }
-                self.reserve(chunk.len())?;
+                if !self.reserve(length) {
+                    return Ok(BodyState::NoRoom);
+                }
                 self.bytes.extend_from_slice(&chunk);
-                Ok(true)
+                Ok(BodyState::Open)
             }
             Some(Err(error)) => Err(RequestFailure::Transport(error_text(&error))),
-            None => Ok(false),
+            None => Ok(BodyState::End),
         }
     }
 
@@ -173,7 +202,12 @@ impl BodyReader {
         self.bytes
     }
 
-    pub(super) fn into_body(self) -> ReadBody {
+    /// Returns the body; the part of the shared budget that it does not need is released.
+    pub(super) fn into_body(mut self) -> ReadBody {
+        if let Some(taken) = &mut self.taken {
+            let spare = taken.num_permits().saturating_sub(self.bytes.len());
+            drop(taken.split(spare));
+        }
         ReadBody { bytes: self.bytes, _budget: self.taken }
     }
 }
@@ -248,8 +282,8 @@ mod tests {
     async fn a_body_over_budget_fails() {
         let mut reader = BodyReader::new(body(&[b"1234", b"5678", b"9"]).await, 8);
 
-        assert_eq!(reader.more().await, Ok(true));
-        assert_eq!(reader.more().await, Ok(true));
+        assert_eq!(reader.more().await, Ok(BodyState::Open));
+        assert_eq!(reader.more().await, Ok(BodyState::Open));
         assert_eq!(
             reader.more().await,
             Err(RequestFailure::TooLong { what: "the response", budget: 8 }),
@@ -260,19 +294,38 @@ mod tests {
     #[tokio::test]
     async fn bodies_share_their_room_and_give_it_back() {
         let budget = BodyBudget::new(8);
-        let reader =
-            async |chunks: &[&[u8]]| BodyReader::new(body(chunks).await, BUDGET).within(&budget);
+        let reader = async |chunks: &[&[u8]]| {
+            BodyReader::new(body(chunks).await, BUDGET).within(&budget, None)
+        };
         let mut first = reader(&[b"12345"]).await;
-        assert_eq!(first.more().await, Ok(true));
+        assert_eq!(first.more().await, Ok(BodyState::Open));
         let page = first.into_body();
 
         let mut second = reader(&[b"123", b"4"]).await;
-        assert_eq!(second.more().await, Ok(true));
-        let full = RequestFailure::TooLong { what: "the data of all lists in flight", budget: 8 };
-        assert_eq!(second.more().await, Err(full));
+        assert_eq!(second.more().await, Ok(BodyState::Open));
+        assert_eq!(second.more().await, Ok(BodyState::NoRoom));
 
         drop((page, second));
         let mut third = reader(&[b"12345678"]).await;
-        assert_eq!(third.more().await, Ok(true));
+        assert_eq!(third.more().await, Ok(BodyState::Open));
+        assert!(matches!(
+            reader(&[b"123456789"]).await.more().await,
+            Err(RequestFailure::TooLong { budget: 8, .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn body_with_room_of_its_own_releases_what_it_does_not_need() {
+        let budget = BodyBudget::new(8);
+        let room = budget.room(BUDGET).await;
+
+        let mut reader = BodyReader::new(body(&[b"123"]).await, BUDGET).within(&budget, room);
+        assert_eq!(reader.more().await, Ok(BodyState::Open));
+        assert_eq!(budget.free.available_permits(), 0);
+        let page = reader.into_body();
+
+        assert_eq!(budget.free.available_permits(), 5);
+        drop(page);
+        assert_eq!(budget.free.available_permits(), 8);
     }
 }

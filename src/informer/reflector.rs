@@ -20,7 +20,7 @@ use tokio::{
 };
 use tracing::{debug, error, info, warn};
 
-use self::fill::Fill;
+use self::{fill::Fill, list::Scan};
 use super::{
     InformerOptions, InformerProgress, Object, ObjectError, ObjectKey,
     classify::{
@@ -29,11 +29,10 @@ use super::{
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
     request_delays::RequestDelays,
-    resume_version::ResumeVersion,
     shared_informer::{SharedInformer, StoreChange},
     wire::{InformerRequests, ListSlot},
 };
-use crate::{guard, kind::VersionOrder, redaction};
+use crate::{guard, kind::VersionOrder, redaction, resume_version::ResumeVersion};
 
 /// Watch timeouts. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
@@ -57,6 +56,8 @@ pub(super) struct Reflector {
     /// True if the server has refused to watch the type: the next watch follows the next list.
     watch_refused: bool,
     fill: Fill,
+    /// List whose last page has failed; it continues at its token.
+    ongoing: Option<Scan>,
     listing: Listing,
     /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
@@ -66,14 +67,26 @@ pub(super) struct Reflector {
 
 /// Parameters of the next list.
 struct Listing {
+    /// Objects per page: fewer than wanted while pages of that size are too large.
     limit: u32,
-    /// Page limit that must not be exceeded: larger pages are over budget or not wanted.
-    most: u32,
+    /// True if the next list is made in one piece, because a continue token has expired.
     whole: bool,
     /// True if the server does not support streaming lists.
     never_stream: bool,
     /// True if the next list must not be a streaming list.
     pages: bool,
+}
+
+impl Listing {
+    /// Reduces the number of objects per page. Returns false if that is one already, or if the list
+    /// has no pages.
+    fn shrink(&mut self) -> bool {
+        let shrinks = self.limit > 1 && !self.whole;
+        if shrinks {
+            self.limit = (self.limit / 4).max(1);
+        }
+        shrinks
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,7 +109,6 @@ impl Reflector {
     ) -> Self {
         let listing = Listing {
             limit: options.page_limit.max(1),
-            most: options.page_limit.max(1),
             whole: false,
             never_stream: false,
             pages: false,
@@ -113,6 +125,7 @@ impl Reflector {
             resume_version: None,
             watch_refused: false,
             fill: Fill::default(),
+            ongoing: None,
             listing,
             long_lines: (0, String::new()),
             due_check: None,
@@ -165,24 +178,7 @@ impl Reflector {
             // Without a position, only a list finds objects deleted while no watch was open.
             classified.step = NextRequest::Relist;
         }
-        match classified.step {
-            NextRequest::Again => {}
-            NextRequest::Relist => self.resume_version = None,
-            NextRequest::ListWhole => self.listing.whole = true,
-            NextRequest::ListSmaller => {
-                if self.listing.limit == 1 {
-                    classified.pace = RequestPace::Slow;
-                }
-                self.listing.limit = (self.listing.limit / 4).max(1);
-                self.listing.whole = false;
-                if classified.cause == Cause::TooLong {
-                    self.listing.most = self.listing.limit;
-                }
-            }
-            NextRequest::ListPages => self.listing.pages = true,
-            NextRequest::NeverStream => self.listing.never_stream = true,
-            NextRequest::Poll => self.watch_refused = true,
-        }
+        self.prepare(&mut classified);
         self.metrics.restarted(classified.cause);
         if classified.step == NextRequest::Poll {
             debug!(error = %failure, "type cannot be watched and is listed in an interval");
@@ -193,6 +189,7 @@ impl Reflector {
             && let Some(interrupted) = self.fill.take_interrupted()
         {
             self.fill_failed(&failure, classified);
+            self.ongoing = None;
             self.resume_version = Some(interrupted);
             return;
         }
@@ -226,12 +223,46 @@ impl Reflector {
         // Lists may succeed where watches fail.
         let lists =
             self.resume_version.is_some() && !matches!(classified.pace, RequestPace::After(_));
-        let fill_due = self.fill_due();
+        let mut due = self.fill.take_due(&self.informer, &self.lists);
         let _timer = self.metrics.backing_off();
         tokio::select! {
             () = sleep(delay) => {}
             () = served_again => self.delays.served_again(),
-            slot = fill_due, if lists => self.begin_fill(slot),
+            slot = &mut due, if lists => {
+                self.begin_fill(slot);
+                return;
+            }
+        }
+        if lists {
+            self.fill.keep_due(due);
+        }
+    }
+
+    /// Prepares the next request. A page that cannot be smaller is requested slowly.
+    fn prepare(&mut self, classified: &mut Classification) {
+        match classified.step {
+            NextRequest::Again => {}
+            NextRequest::Relist => {
+                self.resume_version = None;
+                self.ongoing = None;
+            }
+            NextRequest::ListWhole => {
+                self.listing.whole = true;
+                self.ongoing = None;
+            }
+            // The token has expired because of many pages, not of large ones.
+            NextRequest::ListSmaller if self.listing.whole => {
+                self.listing.whole = false;
+                self.listing.limit = self.options.page_limit.max(1);
+            }
+            NextRequest::ListSmaller => {
+                if !self.listing.shrink() {
+                    classified.pace = RequestPace::Slow;
+                }
+            }
+            NextRequest::ListPages => self.listing.pages = true,
+            NextRequest::NeverStream => self.listing.never_stream = true,
+            NextRequest::Poll => self.watch_refused = true,
         }
     }
 
@@ -304,6 +335,7 @@ impl Reflector {
 
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
     async fn slot(&mut self) -> ListSlot {
+        self.fill.drop_due();
         match self.fill.take_slot() {
             Some(slot) => slot,
             None => ListSlot::acquire(self.lists.clone()).await,
@@ -317,14 +349,14 @@ impl Reflector {
     }
 
     /// Stores an object that was decoded from `json`.
-    fn put(&mut self, object: &Object, json: &str) -> StoreChange {
+    fn put(&mut self, object: &Object, json: &str) -> Result<StoreChange, ObjectError> {
         match self.informer.put(object) {
             // A subscriber has joined since.
-            StoreChange::Incomplete => match self.decoder.decode(json, |_| true) {
-                Ok(whole) => self.informer.put(&whole),
-                Err(_) => StoreChange::None,
-            },
-            change @ (StoreChange::Applied | StoreChange::None) => change,
+            StoreChange::Incomplete => {
+                let whole = self.decoder.decode(json, |_| true)?;
+                Ok(self.informer.put(&whole))
+            }
+            change @ (StoreChange::Applied | StoreChange::None) => Ok(change),
         }
     }
 

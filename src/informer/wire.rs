@@ -10,12 +10,13 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
+use tracing::debug;
 
 use super::{
     InformerKey, Projection,
     classify::{RequestFailure, error_text, shorten},
     decode,
-    reader::{BodyBudget, BodyReader, ReadBody},
+    reader::{BodyBudget, BodyReader, BodyState, ReadBody},
 };
 use crate::{duration::after, list_page::ListPage};
 
@@ -103,7 +104,8 @@ impl InformerRequests {
         Self { client, path, selectors, projection: key.projection, deadline, budget }
     }
 
-    /// Requests one page of a list, or all of it without a limit.
+    /// Requests one page of a list, or all of it without a limit. A page without room in the shared
+    /// budget is requested again once the budget has room for a page of any size.
     pub(super) async fn page(
         &self,
         limit: Option<u32>,
@@ -119,9 +121,29 @@ impl InformerRequests {
             query.push('&');
             push_parameter(&mut query, "continue", token);
         }
+        let mut room = None;
+        loop {
+            if let Some(body) = self.body(&query, budget, room.take(), slot).await? {
+                return Ok(body);
+            }
+            debug!("page waits for room in the budget of all lists");
+            // The request holds nothing while it waits: neither a part of the budget nor, after a
+            // second, its slot.
+            room = slot.wait(async { Ok(self.budget.room(budget).await) }).await?;
+        }
+    }
+
+    /// Requests the body of one page; `None` if the shared budget has no room for it.
+    async fn body(
+        &self,
+        query: &str,
+        budget: usize,
+        room: Option<OwnedSemaphorePermit>,
+        slot: &mut ListSlot,
+    ) -> Result<Option<ReadBody>, RequestFailure> {
         let (sent, queued) = (Instant::now(), slot.queued);
-        let response = slot.wait(self.send(&query, "PartialObjectMetadataList")).await?;
-        let mut reader = BodyReader::new(response.into_body(), budget).within(&self.budget);
+        let response = slot.wait(self.send(query, "PartialObjectMetadataList")).await?;
+        let mut reader = BodyReader::new(response.into_body(), budget).within(&self.budget, room);
         loop {
             let end = sent + PAGE_MAX + (slot.queued - queued);
             let chunk = async {
@@ -130,15 +152,17 @@ impl InformerRequests {
                     Ok(Err(RequestFailure::Transport(error))) => {
                         Err(RequestFailure::BrokenOff(error))
                     }
-                    Ok(more) => more,
+                    Ok(state) => state,
                     Err(_elapsed) => Err(RequestFailure::Deadline {
                         what: "rest of a list",
                         after: self.deadline,
                     }),
                 }
             };
-            if !slot.wait(chunk).await? {
-                return Ok(reader.into_body());
+            match slot.wait(chunk).await? {
+                BodyState::Open => {}
+                BodyState::End => return Ok(Some(reader.into_body())),
+                BodyState::NoRoom => return Ok(None),
             }
         }
     }
@@ -206,7 +230,7 @@ async fn refusal(response: Response<Body>) -> RequestFailure {
         .map(Duration::from_secs);
     let mut reader = BodyReader::new(response.into_body(), ERROR_BODY_MAX);
     // An incomplete body may still contain the reason.
-    while let Ok(true) = reader.more().await {}
+    while let Ok(BodyState::Open) = reader.more().await {}
     let bytes = reader.into_bytes();
     let text = decode::text(&bytes);
     match serde_json::from_str::<StatusHeader>(&text) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Each room, with the rooms that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 19] = [
+const ROOMS: [(&str, &[&str]); 20] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
@@ -15,6 +15,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("owner_gauge", &[]),
     ("token_bucket", &[]),
     ("list_page", &[]),
+    ("resume_version", &[]),
     ("signals", &[]),
     ("discovery", &[]),
     ("manager", &["discovery"]),
@@ -43,8 +44,16 @@ const ROOMS: [(&str, &[&str]); 19] = [
 ];
 
 /// Rooms that every room may import.
-const SMALL: [&str; 7] =
-    ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
+const SMALL: [&str; 8] = [
+    "kind",
+    "duration",
+    "redaction",
+    "guard",
+    "owner_gauge",
+    "token_bucket",
+    "list_page",
+    "resume_version",
+];
 
 /// Rooms that only the test modules of a room import.
 const OF_TESTS: [(&str, &[&str]); 6] = [

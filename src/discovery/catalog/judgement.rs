@@ -72,8 +72,9 @@ impl Catalog {
                 let is_pushed =
                     self.services_listed == ListState::Yes && self.static_mode.is_none();
                 let is_down = find(&self.services, group, version).is_some_and(Backend::is_down);
-                self.is_orphan(group, version, Some(document))
-                    || (document.stale && !is_pushed && !is_down)
+                let is_unconfirmed = document.stale && !is_pushed
+                    || document.awaits_confirmation() && self.static_mode.is_none();
+                self.is_orphan(group, version, Some(document)) || is_unconfirmed && !is_down
             })
             .map(|_| PendingDiscovery::NoEvent);
         expected.chain(known).max().unwrap_or(PendingDiscovery::Nothing)

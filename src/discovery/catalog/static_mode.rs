@@ -8,7 +8,7 @@
 //! when two complete responses, at least one period apart, omit it and no response between them
 //! lists it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use super::{
     },
     Catalog, ChangedTypes, ListState,
     by_group::find,
-    document::{CONFIRMATIONS, Document, Missing},
+    document::{CONFIRMATIONS, Document, Missing, PollTime},
 };
 
 /// Scope of a discovery response.
@@ -29,16 +29,7 @@ pub(in crate::discovery) enum DiscoveryScope {
     /// CRDs are watched; discovery covers the other types.
     Watching,
     /// CRDs may not be watched; discovery covers all types.
-    Static(PollTime),
-}
-
-/// Time of a response in static mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::discovery) struct PollTime {
-    /// Arrival of the response.
-    pub(in crate::discovery) now: Instant,
-    /// Minimum time between two responses that together prove an absence.
-    pub(in crate::discovery) period: Duration,
+    Static,
 }
 
 /// State of static mode.
@@ -52,13 +43,6 @@ pub(super) struct StaticMode {
     /// CRDs listed during static mode. Applied once the watch is open, so that the catalog leaves
     /// static mode in one step.
     pub(super) relisted: Option<Vec<Crd>>,
-}
-
-impl PollTime {
-    /// Returns whether a period has passed.
-    pub(super) fn agrees(&self, since: Instant) -> bool {
-        self.now.saturating_duration_since(since) >= self.period
-    }
 }
 
 impl Catalog {
@@ -111,41 +95,6 @@ impl Catalog {
         }
     }
 
-    /// Returns the resources of the old document that a response omits and that are not proven
-    /// gone.
-    ///
-    /// `polled` is the time of a complete response; a partial response proves nothing.
-    pub(super) fn missing_from(
-        &self,
-        answered: &[ServedResource],
-        old: &Document,
-        (group, version): (&str, &str),
-        polled: Option<PollTime>,
-    ) -> Vec<Missing> {
-        if self.static_mode.is_none() {
-            return Vec::new();
-        }
-        // The deletion of an APIService is observed; that of a CRD of the same group is not.
-        let backend = find(&self.services, group, version);
-        let is_pushed = old.uid.is_some() || backend.is_some_and(Backend::is_discovered);
-        let is_crd = |plural: &str| find(&self.crds, group, plural).is_some();
-        let listed = old.resources.iter().flatten().map(|resource| (resource, None));
-        let missing = old.missing.iter().map(|missing| (&missing.resource, missing.since));
-        listed
-            .chain(missing)
-            .filter(|(resource, _)| answered.iter().all(|other| other.plural != resource.plural))
-            .filter(|(resource, _)| !is_pushed || is_crd(&resource.plural))
-            .map(|(resource, since)| Missing {
-                resource: resource.clone(),
-                since: since.or(polled.map(|polled| polled.now)),
-            })
-            .filter(|missing| match (polled, missing.since) {
-                (Some(polled), Some(since)) => !polled.agrees(since),
-                (None, _) | (_, None) => true,
-            })
-            .collect()
-    }
-
     /// Drops CRDs whose type is absent, or listed with another scope only.
     pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut ChangedTypes) {
         let agreed = self.static_mode.as_ref().is_some_and(|known| known.agreed);
@@ -189,10 +138,9 @@ impl Catalog {
         (!self.published_without_uid.contains(&crd.uid)).then_some(&crd.uid)
     }
 
-    /// Drops the missing resources when static mode ends.
-    pub(super) fn drop_missing_documents(&mut self) {
+    /// Forgets, when static mode ends, since when group versions are missing.
+    pub(super) fn forget_missing_versions(&mut self) {
         for document in self.documents.values_mut().flat_map(|versions| versions.values_mut()) {
-            document.missing = Vec::new();
             document.missed_since = None;
         }
     }

@@ -146,6 +146,12 @@ fn loads() -> TypeRef {
     TypeRef::kind("metrics.example.com", "v1", "Load")
 }
 
+/// Arrival of a response, `seconds` after a fixed instant.
+fn arrival(seconds: u64) -> PollTime {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    PollTime { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD }
+}
+
 impl Catalog {
     /// A catalog that has read all sources: `apps` is built in, `metrics.example.com` aggregated.
     fn complete() -> Self {
@@ -177,15 +183,25 @@ impl Catalog {
     }
 
     fn discover(&mut self, response: DiscoveryResponse) {
-        self.answered(response, DiscoveryScope::Watching, &mut ChangedTypes::default());
+        self.discover_at(response, 0);
+    }
+
+    /// Applies a response `seconds` after a fixed instant.
+    fn discover_at(&mut self, response: DiscoveryResponse, seconds: u64) {
+        let touched = &mut ChangedTypes::default();
+        self.answered(response, DiscoveryScope::Watching, arrival(seconds), touched);
+    }
+
+    /// Applies a response twice, a period apart, so that it proves all that it omits gone.
+    fn settle(&mut self, response: DiscoveryResponse) {
+        self.discover_at(response.clone(), 0);
+        self.discover_at(response, PERIOD.as_secs());
     }
 
     /// Applies a response in static mode, `seconds` after a fixed instant.
     fn poll(&mut self, response: DiscoveryResponse, seconds: u64) -> ChangedTypes {
-        static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let mut touched = ChangedTypes::default();
-        let polled = PollTime { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
-        self.answered(response, DiscoveryScope::Static(polled), &mut touched);
+        self.answered(response, DiscoveryScope::Static, arrival(seconds), &mut touched);
         touched
     }
 

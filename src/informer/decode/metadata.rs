@@ -12,7 +12,7 @@ use serde::{
 use serde_json::value::RawValue;
 
 use super::{failure, missing_name, text_or_empty};
-use crate::informer::{ObjectError, ObjectKey};
+use crate::informer::{ObjectError, ObjectKey, OwnerReference};
 
 /// Metadata with the errors of the fields that could not be decoded. They matter only to a header
 /// that has these fields.
@@ -153,6 +153,22 @@ impl MetadataFields<'_> {
     /// Returns the name, unless it is empty.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_ref().map(|name| &*name.0).filter(|name| !name.is_empty())
+    }
+
+    /// Returns the size of labels, owners and finalizers in a header.
+    pub(super) fn header_bytes(&self) -> usize {
+        let len = |text: Option<&Text<'_>>| text.map_or(0, |text| text.0.len());
+        let labels = self.labels.iter().flat_map(|labels| &labels.0);
+        let labels = labels.map(|(key, value)| key.0.len() + len(value.as_ref()));
+        let owners = self.owner_references.iter().flatten().map(|owner| {
+            let OwnerFields { api_version, kind, name, uid, controller: _ } = owner;
+            let texts: usize =
+                [api_version, kind, name, uid].map(|it| len(it.as_ref())).iter().sum();
+            size_of::<OwnerReference>() + texts
+        });
+        let finalizers = self.finalizers.iter().flatten();
+        let finalizers = finalizers.map(|finalizer| size_of::<String>() + finalizer.0.len());
+        labels.chain(owners).chain(finalizers).sum()
     }
 
     /// Returns the namespace, unless it is empty.

@@ -384,13 +384,28 @@ fn namespaces_without_objects_are_forgotten() {
 }
 
 #[test]
-fn a_hundred_thousand_owners_are_only_slow() {
+fn object_whose_labels_owners_or_finalizers_are_too_long_is_an_error() {
+    let label = |len: usize| format!(r#""labels":{{"x":"{}"}}"#, "y".repeat(len));
+    let many = |what: &str, count: usize| vec![what; count].join(",");
     let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
-    let owners = vec![owner; 100_000].join(",");
+    let object = |field: &str| {
+        decode(&format!(r#"{{"metadata":{{"name":"a","uid":"u","resourceVersion":"7",{field}}}}}"#))
+    };
 
-    let object = decode(&format!(r#"{{"metadata":{{"name":"a","ownerReferences":[{owners}]}}}}"#));
-
-    assert_eq!(object.unwrap().header().owners.len(), 100_000);
+    assert!(object(&label(HEADER_MAX_BYTES - 1)).is_ok());
+    assert!(object(&format!(r#""annotations":{{"x":"{}"}}"#, "y".repeat(200_000))).is_ok());
+    assert!(object(&format!(r#""ownerReferences":[{}]"#, many(owner, 1000))).is_ok());
+    for field in [
+        label(HEADER_MAX_BYTES),
+        format!(r#""ownerReferences":[{}]"#, many(owner, 2000)),
+        format!(r#""ownerReferences":[{}]"#, many("{}", 2000)),
+        format!(r#""finalizers":[{}]"#, many(r#""example.com/f""#, 2000)),
+    ] {
+        let error = object(&field).unwrap_err();
+        assert_eq!((error.field, error.uid.as_deref()), ("metadata", Some("u")), "{field}");
+        assert_eq!(error.key, Some(ObjectKey::cluster("a")));
+        assert!(error.reason.contains("of at most 65536"), "{}", error.reason);
+    }
 }
 
 #[test]

@@ -1,11 +1,23 @@
 //! Objects that cannot be decoded, and lines that are too long, in an open watch.
 
-use serde_json::json;
+use std::{sync::Arc, time::Duration};
 
-use crate::informer::{
-    Transform,
-    fixture::Fixture,
-    script::{Harness, OpenBody, change, names, run_until_idle, stored, widget},
+use serde_json::json;
+use tokio::sync::Semaphore;
+
+use super::Reflector;
+use crate::{
+    informer::{
+        InformerKey, InformerMetrics, Interests, Transform,
+        decode::Decoder,
+        fixture::{Fixture, widgets},
+        reader::BodyBudget,
+        schedule::{Scenario, explore},
+        script::{Harness, OpenBody, change, names, run_until_idle, script, stored, widget},
+        shared_informer::SharedInformer,
+        wire::InformerRequests,
+    },
+    kind::VersionOrder,
 };
 
 /// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects an error in `field`. Later
@@ -50,6 +62,11 @@ async fn unreadable_object_is_reported_and_affects_no_other() {
     let owners = vec!["7"; 100_000].join(",");
     let owners = format!(r#""ownerReferences":[{owners}]"#);
     check(&with(&owners), "metadata.ownerReferences", true).await;
+    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
+    let owners = vec![owner; 100_000].join(",");
+    check(&with(&format!(r#""ownerReferences":[{owners}]"#)), "metadata", true).await;
+    let label = "x".repeat(1 << 20);
+    check(&with(&format!(r#""labels":{{"x":"{label}"}}"#)), "metadata", true).await;
     let numbered = br#""name":7,"uid":"uid-a","resourceVersion":"11""#;
     check(numbered, "metadata.name", false).await;
     let twice = br#""name":"a","name":[],"uid":"uid-a","resourceVersion":"11""#;
@@ -82,6 +99,50 @@ async fn panic_of_a_transform_is_reported_and_affects_no_other_object() {
     assert_eq!(change(&mut subscription).await, ("a".into(), 13, 0));
 }
 
+#[tokio::test]
+async fn object_stays_while_its_transform_panics_and_a_subscriber_joins() {
+    let schedules = explore(2, || {
+        let identity = widgets().identity;
+        let transform = Transform::new(|_| panic!("boom"));
+        let key = InformerKey { transform: Some(transform), ..InformerKey::new(identity.clone()) };
+        let informer = SharedInformer::new(key.clone(), "Widget".into(), Duration::ZERO);
+        let informer = Arc::new(informer);
+        let (client, _script) = script();
+        let budget = BodyBudget::new(1);
+        let mut reflector = Reflector::new(
+            informer.clone(),
+            InformerRequests::new(client, &key, Duration::ZERO, budget),
+            Decoder::of(&key, &widgets()),
+            Arc::default(),
+            Arc::new(Semaphore::new(1)),
+            Arc::new(InformerMetrics::default().join(&identity)),
+            VersionOrder::Comparable,
+        );
+        let (json, reader) = (widget("a", 1).to_string(), informer.clone());
+        let listing = move || {
+            for version in 1..=2 {
+                let mut scan = reflector.begin();
+                reflector.listed(&json, &mut scan);
+                reflector.complete(&version.to_string(), scan);
+            }
+        };
+        Scenario {
+            threads: vec![
+                Box::new(listing),
+                Box::new(move || drop(informer.join(Interests::everything()))),
+            ],
+            after: Box::new(move || {
+                let is_kept = !reader.store.is_empty();
+                let is_quarantined = !reader.quarantined().is_empty();
+                // The object of a subscriber that was there first has never been readable.
+                assert!(is_kept || is_quarantined, "the object is deleted");
+            }),
+        }
+    });
+
+    assert!(schedules > 5, "{schedules}");
+}
+
 /// Sends `object` at version 11: unusual, but valid.
 async fn check_odd(object: &[u8]) {
     let mut harness = Harness::new();
@@ -102,10 +163,6 @@ async fn object_with_an_unusual_unused_field_is_applied() {
     for spec in [deep.as_str(), "1e999", r#"{"a":1,"a":2}"#, r#""\ud800""#] {
         check_odd(format!(r#"{{"spec":{spec},"metadata":{{{metadata}}}}}"#).as_bytes()).await;
     }
-    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
-    let owners = vec![owner; 100_000].join(",");
-    check_odd(format!(r#"{{"metadata":{{{metadata},"ownerReferences":[{owners}]}}}}"#).as_bytes())
-        .await;
     let garbled = [br#"{"metadata":{"labels":{"x":"#, b"\"\xff\xfe\"},".as_slice()].concat();
     check_odd(&[&garbled, metadata.as_bytes(), b"}}"].concat()).await;
 }

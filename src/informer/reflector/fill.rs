@@ -4,9 +4,12 @@
 //! The list of one subscriber does not delay the changes of all others: the watch continues until
 //! the list is due and has its slot, and continues from its position if the list fails.
 
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep_until},
+};
 use tracing::{debug, warn};
 
 use super::Reflector;
@@ -14,9 +17,10 @@ use crate::{
     duration::{after, doubled},
     informer::{
         classify::{Cause, Classification, RequestFailure, RequestPace},
-        resume_version::ResumeVersion,
+        shared_informer::SharedInformer,
         wire::ListSlot,
     },
+    resume_version::ResumeVersion,
 };
 
 /// Time in which subscribers that need objects whole share one list.
@@ -24,6 +28,12 @@ const DELAY: Duration = Duration::from_millis(100);
 /// First and last wait before a failed list is repeated; doubles.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// Waits until a fill is wanted and due, and for its slot.
+///
+/// Kept from one watch to the next, with its place among those that wait for a slot. A slot may
+/// arrive at any time, so it is polled or dropped while others may need that slot.
+pub(super) type FillDue = Pin<Box<dyn Future<Output = ListSlot> + Send>>;
 
 /// State of the fills of one reflector.
 #[derive(Default)]
@@ -36,6 +46,8 @@ pub(super) struct Fill {
     next: Option<Instant>,
     /// Slot of the next list, acquired while the watch continued.
     slot: Option<ListSlot>,
+    /// Next fill, between two watches.
+    due: Option<FillDue>,
 }
 
 impl Fill {
@@ -49,6 +61,34 @@ impl Fill {
         self.slot.take()
     }
 
+    /// Returns the future of the next fill.
+    pub(super) fn take_due(
+        &mut self,
+        informer: &Arc<SharedInformer>,
+        lists: &Arc<Semaphore>,
+    ) -> FillDue {
+        let (retry, informer, lists) = (self.next, informer.clone(), lists.clone());
+        self.due.take().unwrap_or_else(|| {
+            Box::pin(async move {
+                informer.relist_wanted().await;
+                // Others receive what the watch has at once.
+                let soon = Instant::now() + DELAY;
+                sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
+                ListSlot::acquire(lists).await
+            })
+        })
+    }
+
+    /// Keeps the future of the next fill for the next watch.
+    pub(super) fn keep_due(&mut self, due: FillDue) {
+        self.due = Some(due);
+    }
+
+    /// Drops the future of the next fill: a list begins, which may wait for the same slot.
+    pub(super) fn drop_due(&mut self) {
+        self.due = None;
+    }
+
     /// Takes the position from which the watch continues after a failed list.
     pub(super) fn take_interrupted(&mut self) -> Option<ResumeVersion> {
         // Without a position, deletions of this moment would be missed.
@@ -57,19 +97,6 @@ impl Fill {
 }
 
 impl Reflector {
-    /// Waits until a fill is wanted and due, and for its slot. Cancel safe.
-    pub(super) fn fill_due(&self) -> impl Future<Output = ListSlot> + use<> {
-        let (informer, lists) = (self.informer.clone(), self.lists.clone());
-        let retry = self.fill.next;
-        async move {
-            informer.relist_wanted().await;
-            // Others receive what the watch has at once.
-            let soon = Instant::now() + DELAY;
-            sleep_until(retry.map_or(soon, |retry| retry.max(soon))).await;
-            ListSlot::acquire(lists).await
-        }
-    }
-
     /// Makes the next request a list that has its slot. The caller ends the watch.
     pub(super) fn begin_fill(&mut self, slot: ListSlot) {
         self.metrics.restarted(Cause::Wanted);

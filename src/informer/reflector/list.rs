@@ -6,63 +6,86 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use super::{BATCH, Reflector, WatchDeadline, fill::Fill};
-use crate::informer::{
-    ObjectError, ObjectKey,
-    classify::{RequestFailure, RequestPhase},
-    decode,
-    metrics::EventKind,
-    reader::{LineReader, ReadBody},
+use crate::{
+    informer::{
+        ObjectError, ObjectKey,
+        classify::{Cause, RequestFailure, RequestPhase},
+        decode,
+        metrics::EventKind,
+        reader::LineReader,
+        shared_informer::OngoingList,
+        wire::{self, Bookmark, ListSlot, Page, WatchLine, error_event},
+    },
+    list_page::ContinueTokens,
     resume_version::ResumeVersion,
-    shared_informer::OngoingList,
-    wire::{self, Bookmark, ListSlot, Page, WatchLine, error_event},
 };
 
 /// Silence after which a streaming list counts as endless.
 const STREAM_IDLE: Duration = Duration::from_secs(10);
 
+/// Failures of one page after which a list begins anew: its token may be the cause.
+const PAGE_FAILURES_MAX: u32 = 5;
+
 /// State of a list in progress.
-struct Scan {
+pub(super) struct Scan {
     list: OngoingList,
     /// Objects that cannot be decoded, but named.
     named: HashSet<ObjectKey>,
     /// Number of objects whose key cannot be read.
     unreadable: usize,
+    /// Token of the next page; `None` for the first page.
+    token: Option<String>,
+    tokens: ContinueTokens,
+    /// Failures of the next page.
+    failures: u32,
 }
 
 impl Reflector {
-    /// Lists by pages.
+    /// Lists by pages. A list that fails continues at its token.
     pub(super) async fn list(&mut self) -> Result<(), (RequestPhase, RequestFailure)> {
         let mut slot = self.slot().await;
-        let mut scan = self.begin();
-        let mut token = String::new();
+        let mut scan = self.ongoing.take().unwrap_or_else(|| self.begin());
         loop {
-            let phase = RequestPhase::List { continued: !token.is_empty() };
-            let limit = (!self.listing.whole).then_some(self.listing.limit);
-            let budget = self.options.max_page_bytes;
-            let begun = Instant::now();
-            let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
-            let bytes = bytes.map_err(|failure| (phase, failure))?;
-            // After a failure of the server, pages grow again while twice the size would still be
-            // answered in time.
-            if begun.elapsed() < self.options.request_deadline / 4 {
-                self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
+            let failure = match self.page(&mut scan, &mut slot).await {
+                Ok(None) => continue,
+                Ok(Some(version)) => {
+                    self.complete(&version, scan);
+                    return Ok(());
+                }
+                Err(failure) => failure,
+            };
+            if matches!(failure, RequestFailure::TooLong { .. }) && self.listing.shrink() {
+                self.metrics.restarted(Cause::TooLong);
+                debug!(error = %failure, limit = self.listing.limit, "page is requested in parts");
+                continue;
             }
-            let (next, version) =
-                self.page(bytes, &mut scan).await.map_err(|failure| (phase, failure))?;
-            if next.is_empty() {
-                self.complete(&version, scan);
-                return Ok(());
+            let continued = scan.token.is_some();
+            scan.failures += 1;
+            if continued && scan.failures < PAGE_FAILURES_MAX {
+                self.ongoing = Some(scan);
             }
-            token = next;
+            return Err((RequestPhase::List { continued }, failure));
         }
     }
 
-    /// Applies the objects of a page. Returns the token of the next page and the list's position.
+    /// Requests the next page of a list and applies its objects. Returns the position of the list
+    /// after the last page.
     async fn page(
         &mut self,
-        body: ReadBody,
         scan: &mut Scan,
-    ) -> Result<(String, String), RequestFailure> {
+        slot: &mut ListSlot,
+    ) -> Result<Option<String>, RequestFailure> {
+        let limit = (!self.listing.whole).then_some(self.listing.limit);
+        let budget = self.options.max_page_bytes.min(self.options.max_list_bytes);
+        let begun = Instant::now();
+        let token = scan.token.as_deref().unwrap_or_default();
+        let body = self.wire.page(limit, token, budget, slot).await?;
+        let is_prompt = begun.elapsed() < self.options.request_deadline / 4;
+        // Pages grow again while twice the size would still be answered in time, and fit.
+        if is_prompt && body.bytes.len() < budget / 4 {
+            let most = self.options.page_limit.max(1);
+            self.listing.limit = self.listing.limit.saturating_mul(2).min(most);
+        }
         let text = decode::text(&body.bytes);
         let page: Page<'_> = serde_json::from_str(&text).map_err(|error| {
             RequestFailure::Undecodable { what: "a page of the list", error: error.to_string() }
@@ -74,20 +97,25 @@ impl Reflector {
             }
         }
         self.metrics.cached(&self.informer.store);
-        let token = page.continue_token().unwrap_or_default().to_owned();
-        Ok((token, page.resource_version().to_owned()))
+        scan.failures = 0;
+        scan.token = scan.tokens.after(&page).map_err(RequestFailure::EndlessPages)?;
+        Ok(scan.token.is_none().then(|| page.resource_version().to_owned()))
     }
 
-    fn begin(&self) -> Scan {
-        Scan { list: self.informer.begin_list(), named: HashSet::new(), unreadable: 0 }
+    pub(super) fn begin(&self) -> Scan {
+        Scan {
+            list: self.informer.begin_list(),
+            named: HashSet::new(),
+            unreadable: 0,
+            token: None,
+            tokens: ContinueTokens::default(),
+            failures: 0,
+        }
     }
 
-    fn listed(&mut self, json: &str, scan: &mut Scan) {
-        match self.decode(json) {
-            Ok(object) => {
-                self.metrics.event(EventKind::Listed);
-                self.put(&object, json);
-            }
+    pub(super) fn listed(&mut self, json: &str, scan: &mut Scan) {
+        match self.decode(json).and_then(|object| self.put(&object, json)) {
+            Ok(_change) => self.metrics.event(EventKind::Listed),
             Err(error) => {
                 match &error.key {
                     // The object exists, even if it cannot be decoded.
@@ -103,7 +131,7 @@ impl Reflector {
     }
 
     /// Deletes the objects that a complete list lacks, and sets the resume version.
-    fn complete(&mut self, version: &str, scan: Scan) {
+    pub(super) fn complete(&mut self, version: &str, scan: Scan) {
         if scan.unreadable == 0 {
             for key in self.informer.store.not_in(scan.list.number) {
                 self.informer.remove(&key);
@@ -117,6 +145,7 @@ impl Reflector {
         self.metrics.cached(&self.informer.store);
         self.metrics.listed();
         self.delays.answered();
+        self.listing.limit = self.options.page_limit.max(1);
         self.listing.whole = false;
         self.listing.pages = false;
         self.due_check = None;

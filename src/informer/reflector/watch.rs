@@ -1,26 +1,26 @@
 //! Watches of the reflector: later changes, from the position of a list or an earlier watch.
 
-use std::{pin::pin, time::Duration};
+use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, trace, warn};
 
 use super::{BATCH, Reflector, WatchCheck, WatchDeadline};
-use crate::informer::{
-    InformerProgress, Object, ObjectError,
-    classify::{NextRequest, RequestFailure},
-    decode,
-    metrics::EventKind,
-    reader::LineReader,
-    resume_version::ResumeVersion,
-    shared_informer::StoreChange,
-    wire::{self, Bookmark, Page, WatchLine, error_event},
+use crate::{
+    informer::{
+        InformerProgress, Object, ObjectError,
+        classify::{NextRequest, RequestFailure},
+        decode,
+        metrics::EventKind,
+        reader::LineReader,
+        shared_informer::StoreChange,
+        wire::{self, Bookmark, Page, WatchLine, error_event},
+    },
+    resume_version::{ResumeVersion, SILENT},
 };
 
 /// Lifetime after which a watch counts as healthy.
 const HEALTHY: Duration = Duration::from_secs(1);
-/// Silence after which a watch may be ahead of its server: bookmarks arrive every minute.
-const SILENT: Duration = Duration::from_secs(90);
 /// Wait before a watch counts as recovered: a server that cannot resume from the position reports
 /// it in the first line.
 const FIRST_LINE: Duration = Duration::from_millis(50);
@@ -35,7 +35,17 @@ impl Reflector {
             return RequestFailure::Suspect("the watch has no resourceVersion to resume from");
         };
         let deadline = WatchDeadline::random();
-        match self.wire.watch(resume_version.version(), deadline.seconds).await {
+        let mut due = self.fill.take_due(&self.informer, &self.lists);
+        let opened = tokio::select! {
+            biased;
+            slot = &mut due => {
+                self.begin_fill(slot);
+                return RequestFailure::Wanted;
+            }
+            opened = self.wire.watch(resume_version.version(), deadline.seconds) => opened,
+        };
+        self.fill.keep_due(due);
+        match opened {
             Ok(body) => {
                 let _watching = self.metrics.watching();
                 let lines = LineReader::new(body, self.options.max_line_bytes);
@@ -66,12 +76,12 @@ impl Reflector {
             self.publish(InformerProgress::Synced);
         }
         let mut count = 0;
-        let mut wanted = pin!(self.fill_due());
+        let mut due = self.fill.take_due(&self.informer, &self.lists);
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };
             let next = tokio::select! {
                 biased;
-                slot = &mut wanted => {
+                slot = &mut due => {
                     self.begin_fill(slot);
                     break RequestFailure::Wanted;
                 }
@@ -103,6 +113,9 @@ impl Reflector {
                 self.publish(InformerProgress::Synced);
             }
         };
+        if failure != RequestFailure::Wanted {
+            self.fill.keep_due(due);
+        }
         if opened.elapsed() >= HEALTHY {
             self.delays.reset();
         }
@@ -166,8 +179,11 @@ impl Reflector {
         }
         trace!(name = %object.key(), resource_version = %version, "object changed");
         match self.put(object, json) {
-            StoreChange::Applied => self.metrics.event(EventKind::Changed),
-            StoreChange::None | StoreChange::Incomplete => self.metrics.event(EventKind::Ignored),
+            Ok(StoreChange::Applied) => self.metrics.event(EventKind::Changed),
+            Ok(StoreChange::None | StoreChange::Incomplete) => {
+                self.metrics.event(EventKind::Ignored);
+            }
+            Err(error) => self.quarantine(&error),
         }
         self.advance(version);
     }
@@ -239,9 +255,6 @@ impl Reflector {
     }
 
     /// Runs a due check before the next watch; a returned failure requires a list.
-    ///
-    /// After a restore from backup, a watch from a position that the server has not reached is
-    /// silent until the server reaches it. All changes before are missed.
     async fn run_due_check(&mut self) -> Option<RequestFailure> {
         match self.due_check.take()? {
             WatchCheck::Lost => Some(RequestFailure::Suspect("an event of the watch was lost")),

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     controller::run::input_status::Attached,
     informer::{Object, ObjectKey},
-    list_page::ListPage,
+    list_page::{ContinueTokens, EndlessList, ListPage},
     manager::request_json,
     redaction,
 };
@@ -45,6 +45,8 @@ pub(in crate::controller) enum ReadError {
     Server(#[from] kube::Error),
     #[error("the response has no items")]
     NoList,
+    #[error(transparent)]
+    Endless(#[from] EndlessList),
     #[error("there was no response within {DEADLINE:?}")]
     Late(#[from] tokio::time::error::Elapsed),
 }
@@ -98,6 +100,7 @@ async fn list(
         ..ListParams::default()
     };
     let mut states = HashMap::new();
+    let mut tokens = ContinueTokens::default();
     loop {
         let mut request = Request::new(path.as_str()).list(&parameters)?;
         if target.name.is_none() {
@@ -105,7 +108,7 @@ async fn list(
         }
         let page: ListPage<Box<RawValue>> =
             timeout(DEADLINE, request_json(client, request)).await??;
-        parameters.continue_token = page.continue_token().map(str::to_owned);
+        parameters.continue_token = tokens.after(&page)?;
         let version = Arc::from(page.resource_version());
         // A response without a list is no proof that objects are gone.
         for item in page.items.ok_or(ReadError::NoList)? {
@@ -131,4 +134,48 @@ fn stored(object: Object, whole: bool) -> ObjectState {
     let (uid, version) = (Arc::clone(&header.uid), Arc::clone(&header.resource_version));
     let content = whole.then_some(object);
     ObjectState::Stored { uid, version, content }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Response;
+    use kube::client::Body;
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{
+        informer::{InformerKey, Store, fixture::widgets},
+        kind::TypeIdentity,
+    };
+
+    #[tokio::test]
+    async fn list_whose_server_repeats_its_continue_token_is_an_error() {
+        let service = service_fn(|_request: http::Request<Body>| {
+            let metadata = json!({ "resourceVersion": "7", "continue": "again" });
+            let page = json!({ "metadata": metadata, "items": [] }).to_string();
+            std::future::ready(Ok::<_, std::io::Error>(Response::new(Body::from(
+                page.into_bytes(),
+            ))))
+        });
+        let served = Arc::new(widgets());
+        let TypeIdentity { group, plural, .. } = served.identity.clone();
+        let target = Target { cluster: None, group, plural, namespace: None, name: None };
+        let cache = Attached {
+            key: InformerKey::new(served.identity.clone()),
+            served,
+            store: Store::of([]),
+            foreign: None,
+            moving: None,
+            status: None,
+            others: Vec::new(),
+        };
+
+        let client = Client::new(service, "default");
+        let read = missing(&target, &cache, &client);
+        let read = timeout(Duration::from_secs(20), read).await.expect("the list has an end");
+
+        let error = read.expect_err("the list is no list");
+        assert!(error.to_string().contains("same continue token"), "{error}");
+    }
 }

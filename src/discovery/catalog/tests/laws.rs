@@ -129,7 +129,7 @@ impl Cluster {
         let (mut catalog, mut touched) = (Catalog::default(), ChangedTypes::default());
         catalog.crds_listed(self.crds(), &mut touched);
         catalog.services_listed(self.services(), &mut touched);
-        catalog.answered(self.response(), DiscoveryScope::Watching, &mut touched);
+        catalog.settle(self.response());
         catalog
     }
 }
@@ -187,7 +187,7 @@ impl Event {
                 catalog.services_listed(services, touched);
             }
             Self::Answered(response) => {
-                catalog.answered(response, DiscoveryScope::Watching, touched)
+                catalog.answered(response, DiscoveryScope::Watching, arrival(0), touched)
             }
         }
     }
@@ -247,8 +247,8 @@ proptest! {
         for event in events {
             event.apply(&mut catalog, &mut ChangedTypes::default());
         }
-        // A changed APIService triggers a new discovery request.
-        catalog.discover(after.response());
+        // A changed APIService triggers new discovery requests.
+        catalog.settle(after.response());
 
         prop_assert_eq!(responses(&catalog), responses(&after.read()));
     }
@@ -268,7 +268,7 @@ proptest! {
             };
             event.apply(&mut catalog, &mut ChangedTypes::default());
         }
-        catalog.discover(cluster.response());
+        catalog.settle(cluster.response());
 
         prop_assert_eq!(responses(&catalog), responses(&cluster.read()));
     }

@@ -52,9 +52,53 @@ fn a_stale_group_keeps_its_last_state_until_it_is_current() {
     catalog.discover(response(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
+}
 
-    catalog.discover(response(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
+#[test]
+fn served_resource_is_gone_when_responses_a_period_apart_omit_it() {
+    let other = [resource("nodes", "Node")];
+    for omitting in [&[][..], &other[..]] {
+        let all = [resource("loads", "Load"), resource("nodes", "Node")];
+        let with = || response(&[apps(), ("metrics.example.com", "v1", Some(&all[..]))]);
+        let without = || response(&[apps(), ("metrics.example.com", "v1", Some(omitting))]);
+        let mut catalog = Catalog::complete();
+
+        // The server of the APIService has started, and has not registered its resources.
+        catalog.discover_at(without(), 0);
+        catalog.check_unconfirmed(&loads(), TypeState::Served);
+        assert!(catalog.status(&loads()).served.is_some());
+        assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
+        catalog.discover_at(with(), 20);
+        assert_eq!(catalog.word(&loads()), SERVED);
+        assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
+
+        catalog.discover_at(without(), 40);
+        catalog.discover_at(DiscoveryResponse { complete: false, ..without() }, 80);
+        catalog.check_unconfirmed(&loads(), TypeState::Served);
+        catalog.discover_at(response(&[apps(), ("metrics.example.com", "v1", None)]), 81);
+        catalog.check_unconfirmed(&loads(), TypeState::Served);
+        catalog.discover_at(without(), 82);
+        assert_eq!(catalog.word(&loads()), ABSENT);
+        assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
+    }
+}
+
+#[test]
+fn type_of_a_group_version_without_resources_is_unknown_for_a_period() {
+    let mut catalog = Catalog::default();
+    catalog.list(vec![]);
+    let services = vec![service("metrics.example.com", "v1", aggregated("m-1", Some(true)))];
+    catalog.services_listed(services, &mut ChangedTypes::default());
+    let empty = || response(&[("metrics.example.com", "v1", Some(&[]))]);
+
+    catalog.discover_at(empty(), 0);
+    catalog.discover_at(empty(), 29);
+    assert_eq!(catalog.status(&loads()), TypeJudgement::unknown());
+    assert_eq!(catalog.pending(), PendingDiscovery::NoEvent);
+
+    catalog.discover_at(empty(), 30);
     assert_eq!(catalog.word(&loads()), ABSENT);
+    assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
 }
 
 #[test]

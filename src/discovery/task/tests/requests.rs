@@ -60,6 +60,34 @@ async fn a_backend_comes_fails_and_goes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn backend_that_lists_no_resources_at_first_stops_nothing() {
+    let harness = Harness::ready().await;
+    let mut status = harness.registry.subscribe(&loads());
+    let empty = || group("metrics.example.com", "Current", &[]);
+    harness.server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
+    harness.server.discover("/apis", json!([apps(), metrics("Current")]));
+    let served = until(&mut status, SERVED).await;
+
+    harness.server.discover("/apis", json!([apps(), empty()]));
+    harness.registry.hint(&harness.identity(&loads()));
+    let started = until(&mut status, UNKNOWN).await;
+    sleep(Duration::from_secs(20)).await;
+
+    assert_eq!(started.served, served.served);
+    assert_eq!(harness.word(&loads()), UNKNOWN);
+    harness.server.discover("/apis", json!([apps(), metrics("Current")]));
+    let registered = until(&mut status, SERVED).await;
+    assert_eq!(registered.served, served.served);
+
+    // The resources are removed from the server.
+    harness.server.discover("/apis", json!([apps(), empty()]));
+    harness.registry.hint(&harness.identity(&loads()));
+    let removed = Instant::now();
+    until(&mut status, ABSENT).await;
+    assert!((30..60).contains(&removed.elapsed().as_secs()), "{:?}", removed.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn discovery_is_requested_at_growing_intervals_until_the_group_is_current() {
     let harness = Harness::ready().await;
     let before = harness.server.discovery_requests();

@@ -149,6 +149,57 @@ async fn server_that_ends_each_watch_at_once_is_requested_with_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn server_restored_from_a_backup_is_listed_again() {
+    let harness = Harness::ready().await;
+    let mut status = harness.registry.subscribe(&widgets());
+    for n in 0..10 {
+        harness.server.apply_crd("gadgets", crd("gadgets", "Gadget", &n.to_string()));
+    }
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    until(&mut status, SERVED).await;
+
+    // The watches resume at a version that the server has not reached, and are silent.
+    harness.server.restore(|server| server.delete_crd("widgets"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.word(&widgets()), SERVED);
+    let before = Instant::now();
+
+    until(&mut status, ABSENT).await;
+    assert!(before.elapsed() < Duration::from_secs(240), "{:?}", before.elapsed());
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "b"));
+    until(&mut status, SERVED).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_watch_of_an_unchanged_server_is_resumed_without_a_whole_list() {
+    let harness = Harness::ready().await;
+    let lists = || harness.server.requests(&format!("list {CRDS}")).len();
+    let before = lists();
+
+    sleep(Duration::from_secs(1000)).await;
+
+    // Each check reads one object.
+    assert!((3..=6).contains(&(lists() - before)), "{}", lists() - before);
+    assert!(harness.registry.health().is_current());
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_repeats_its_continue_token_is_reported_and_requested_with_pauses() {
+    let server = Server::new();
+    server.repeat_token(true);
+    let harness = Harness::on(server);
+
+    sleep(Duration::from_secs(300)).await;
+
+    let lists = harness.server.requests(&format!("list {CRDS}")).len();
+    assert!((4..60).contains(&lists), "{lists} requests in five minutes");
+    let error = harness.registry.health().crds.error.unwrap();
+    assert!(error.contains("same continue token"), "{error}");
+    harness.server.repeat_token(false);
+    until(&mut harness.registry.subscribe(&widgets()), ABSENT).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_list_that_hangs_is_cancelled() {
     let server = Server::new();
     server.fail(&format!("list {CRDS}"), 200, Duration::from_secs(3600));

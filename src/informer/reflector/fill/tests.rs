@@ -206,3 +206,58 @@ async fn failed_list_of_whole_objects_is_repeated_before_a_watch_without_a_posit
     assert!(harness.script.next().await.is_watch());
     assert_eq!(change(&mut first).await, ("b".into(), 2, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn list_of_whole_objects_keeps_its_place_in_the_queue_when_the_watch_ends() {
+    let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let _first = harness.subscribe_to(of_name("b"));
+    harness.script.list().await.page(10, "", &[owned(1), widget("b", 2)]);
+    let watch = harness.script.watch(10).await.open();
+    run_until_idle().await;
+    let lists = harness.set.shared.lists.clone();
+    let slot = lists.acquire().await.unwrap();
+    let mut late = harness.subscribe_to(of_owners());
+    sleep(Duration::from_secs(1)).await;
+    let mut behind = std::pin::pin!(lists.acquire());
+    assert!(futures::poll!(&mut behind).is_pending());
+
+    watch.reset();
+    let _watch = harness.script.watch(10).await.open();
+    run_until_idle().await;
+    drop(slot);
+    run_until_idle().await;
+
+    assert!(futures::poll!(&mut behind).is_pending());
+    let stream = harness.script.stream().await.open();
+    stream.event("ADDED", &owned(1));
+    stream.event("ADDED", &widget("b", 2));
+    stream.end_of_list(20);
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+    assert!(futures::poll!(&mut behind).is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_that_waits_for_its_slot_holds_none_while_another_list_is_needed() {
+    let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let mut first = harness.subscribe_to(of_name("b"));
+    harness.script.list().await.page(10, "", &[owned(1), widget("b", 2)]);
+    let watch = harness.script.watch(10).await.open();
+    assert_eq!(change(&mut first).await, ("b".into(), 0, 2));
+    let lists = harness.set.shared.lists.clone();
+    let slot = lists.acquire().await.unwrap();
+    let mut late = harness.subscribe_to(of_owners());
+    sleep(Duration::from_secs(1)).await;
+
+    watch.error(410, "Expired", "old");
+    run_until_idle().await;
+    drop(slot);
+    let stream = harness.script.stream().await.open();
+    stream.event("ADDED", &owned(1));
+    stream.event("ADDED", &widget("b", 12));
+    stream.end_of_list(20);
+
+    assert_eq!(change(&mut first).await, ("b".into(), 2, 12));
+    assert_eq!(change(&mut late).await, ("a".into(), 0, 1));
+}

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::informer::{
-    InformerOptions, InformerProgress, Projection, Subscription,
+    EndReason, InformerOptions, InformerProgress, Projection, Subscription,
     fixture::Fixture,
     script::{Harness, change, names, progress, run_until_idle, stored, widget},
 };
@@ -180,7 +180,7 @@ async fn a_streaming_list_that_is_cut_deletes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_nothing() {
+async fn a_list_that_fails_on_its_third_page_of_seven_continues_there_and_deletes_nothing() {
     let mut harness = Harness::new();
     let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
     watch.error(410, "Expired", "old");
@@ -190,26 +190,91 @@ async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_no
     harness.script.list().await.page(20, "2", &[widget("d", 4)]);
     harness.script.list().await.refuse(500, "InternalError", "etcd is away");
     let again = harness.script.list().await;
-    assert_eq!(again.query.get("continue"), None);
+    assert_eq!(again.query["continue"], "2");
     let all = names(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
     assert_eq!(stored(&subscription), all);
     assert!(
         matches!(progress(&subscription), InformerProgress::Stale(error) if error.contains("etcd is away"))
     );
-    again.page(21, "1", &[widget("a", 1)]);
-    for page in 2..7_u32 {
+    again.page(20, "3", &[widget("a", 1)]);
+    for page in 4..7_u32 {
         let list = harness.script.list().await;
         assert_eq!(list.query["continue"], (page - 1).to_string());
         assert_eq!(stored(&subscription), all, "nothing goes before the last page");
-        list.page(21, &page.to_string(), &[]);
+        list.page(20, &page.to_string(), &[]);
     }
-    harness.script.list().await.page(21, "", &[widget("c", 3)]);
-    harness.script.watch(21).await;
+    harness.script.list().await.page(20, "", &[]);
+    harness.script.watch(20).await;
 
-    assert_eq!(stored(&subscription), names(&[("a", 1), ("c", 3)]));
+    assert_eq!(stored(&subscription), names(&[("a", 1), ("c", 3), ("d", 4)]));
     assert_eq!(change(&mut subscription).await, ("c".into(), 0, 3));
-    assert_eq!(change(&mut subscription).await, ("d".into(), 4, 0));
+    assert_eq!(change(&mut subscription).await, ("d".into(), 0, 4));
     assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_fails_five_times_begins_its_list_anew() {
+    let mut harness = Harness::new();
+    let subscription = harness.subscribe();
+
+    harness.script.list().await.page(10, "1", &[widget("a", 1)]);
+    for _ in 0..5 {
+        let page = harness.script.list().await;
+        assert_eq!(page.query["continue"], "1");
+        page.refuse(500, "InternalError", "required revision is a future revision");
+    }
+    let anew = harness.script.list().await;
+
+    assert_eq!(anew.query.get("continue"), None);
+    anew.page(9, "", &[widget("b", 2)]);
+    harness.script.watch(9).await;
+    assert_eq!(stored(&subscription), names(&[("b", 2)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_token_is_refused_begins_anew() {
+    for (code, reason) in [(400, "BadRequest"), (404, "NotFound")] {
+        let mut harness = Harness::new();
+        let _subscription = harness.subscribe();
+
+        harness.script.list().await.page(10, "1", &[widget("a", 1)]);
+        harness.script.list().await.refuse(code, reason, "continue key is not valid");
+
+        assert_eq!(harness.script.list().await.query.get("continue"), None, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_repeats_its_continue_token_is_reported_and_requested_with_pauses() {
+    let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let subscription = harness.subscribe();
+    let started = Instant::now();
+
+    let mut lists = 0;
+    while started.elapsed() < Duration::from_secs(60) {
+        let token = format!("t{}", lists % 2);
+        harness.script.list().await.page(10, &token, &[widget("a", 1)]);
+        lists += 1;
+    }
+
+    assert!(lists < 60, "{lists} requests in a minute");
+    let progress = progress(&subscription);
+    assert!(
+        matches!(&progress, InformerProgress::Syncing(Some(error)) if error.contains("same continue token")),
+        "{progress:?}"
+    );
+    // Another list has the slot meanwhile.
+    harness.key.namespace = Some("ns".into());
+    let other = harness.subscribe();
+    loop {
+        let request = harness.script.next().await;
+        match request.path.contains("namespaces") && !request.is_watch() {
+            true => break request.page(10, "", &[]),
+            false => request.page(10, "t0", &[]),
+        }
+    }
+    other.drained().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,7 +342,7 @@ async fn page_over_budget_is_requested_in_smaller_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn page_without_room_is_requested_in_smaller_pages() {
+async fn page_larger_than_the_shared_budget_is_requested_in_smaller_pages() {
     let options = InformerOptions { max_list_bytes: 1000, ..InformerOptions::default() };
     let mut harness = Harness::with(options);
     let _subscription = harness.subscribe();
@@ -289,6 +354,119 @@ async fn page_without_room_is_requested_in_smaller_pages() {
     assert_eq!(smaller.query["limit"], "125");
     smaller.page(10, "", &[widget("a", 1)]);
     harness.script.watch(10).await;
+}
+
+/// Objects of about 130 bytes each.
+fn many(count: u64) -> Vec<serde_json::Value> {
+    (0..count).map(|index| widget(&format!("w{index}"), 1 + index)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_without_room_waits_and_is_requested_again_at_its_token() {
+    let options = InformerOptions { max_list_bytes: 8000, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let subscription = harness.subscribe();
+    harness.script.list().await.page(10, "1", &[widget("a", 1)]);
+    let second_page = harness.script.list().await;
+    harness.key.namespace = Some("ns".into());
+    let _other = harness.subscribe();
+    let slow = harness.script.list().await.open();
+    slow.text(&format!(r#"{{"metadata":{{"resourceVersion":"10"}},"items":[{}"#, " ".repeat(6000)));
+    run_until_idle().await;
+
+    second_page.page(10, "2", &many(30));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    harness.script.assert_quiet();
+    slow.reset();
+
+    let again = harness.script.list().await;
+    assert_eq!((&*again.query["limit"], &*again.query["continue"]), ("500", "1"));
+    again.page(10, "", &many(30));
+    harness.script.watch(10).await;
+    assert_eq!(subscription.store().len(), 31);
+    assert_eq!(progress(&subscription), InformerProgress::Syncing(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_that_waits_for_room_ends_with_its_subscribers_and_delays_no_other() {
+    let options = InformerOptions {
+        max_list_bytes: 8000,
+        max_concurrent_lists: 2,
+        ..InformerOptions::default()
+    };
+    let mut harness = Harness::with(options);
+    let waits = harness.subscribe();
+    let page = harness.script.list().await;
+    harness.key.namespace = Some("slow".into());
+    let _slow = harness.subscribe();
+    let slow = harness.script.list().await.open();
+    slow.text(&" ".repeat(6000));
+    run_until_idle().await;
+    page.page(10, "", &many(30));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+
+    harness.key.namespace = Some("other".into());
+    let _other = harness.subscribe();
+    // The page that waits has released its slot.
+    let list = harness.script.list().await;
+    assert!(list.path.contains("other"), "{}", list.path);
+    let ended = harness.set.ended(&waits.key().clone());
+    drop(waits);
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        slow.text(" ");
+    }
+
+    assert_eq!(ended.await, EndReason::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_limit_grows_again_behind_large_objects_and_with_the_next_list() {
+    let options = InformerOptions { max_page_bytes: 8000, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let subscription = harness.subscribe();
+    let mut limits = Vec::new();
+    // Objects of each page; pages of more than about sixty are too long.
+    for (token, objects) in [("1", 1), ("1", 100), ("1", 100), ("2", 60), ("3", 1), ("4", 1)] {
+        let page = harness.script.list().await;
+        limits.push(page.query["limit"].clone());
+        page.page(10, token, &many(objects));
+    }
+    let started = Instant::now();
+    let last = harness.script.list().await;
+    limits.push(last.query["limit"].clone());
+    assert_eq!(last.query["continue"], "4");
+    last.page(10, "", &[]);
+
+    assert_eq!(limits, ["500", "500", "125", "31", "31", "62", "124"]);
+    assert!(started.elapsed() < Duration::from_millis(1));
+    let watch = harness.script.watch(10).await.open();
+    watch.error(410, "Expired", "old");
+    harness.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+    let next = harness.script.list().await;
+    assert_eq!(next.query["limit"], "500");
+    next.page(20, "", &[]);
+    harness.script.watch(20).await;
+    assert!(subscription.store().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whole_list_over_budget_is_followed_by_pages_of_full_size() {
+    let options = InformerOptions { max_page_bytes: 8000, ..InformerOptions::default() };
+    let mut harness = Harness::with(options);
+    let _subscription = harness.subscribe();
+
+    for _ in 0..4 {
+        let first = harness.script.list().await;
+        assert_eq!(first.query["limit"], "500");
+        first.page(10, "1", &[widget("a", 1)]);
+        harness.script.list().await.refuse(410, "Expired", "the token has expired");
+        let whole = harness.script.list().await;
+        assert_eq!(whole.query.get("limit"), None);
+        whole.page(10, "", &many(100));
+    }
+
+    assert_eq!(harness.script.list().await.query["limit"], "500");
 }
 
 #[tokio::test(start_paused = true)]

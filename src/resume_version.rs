@@ -1,8 +1,14 @@
-//! Resume version: the highest resourceVersion that an informer has seen.
+//! Resume version: the highest resourceVersion that a watch has seen.
+//!
+//! After a restore from backup, a server may be behind that version. A watch from there is silent
+//! until the server has reached it, and misses all changes before.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::kind::VersionOrder;
+
+/// Silence after which a watch may be ahead of its server: bookmarks arrive every minute.
+pub(crate) const SILENT: Duration = Duration::from_secs(90);
 
 /// The position from which a watch resumes.
 ///
@@ -10,39 +16,39 @@ use crate::kind::VersionOrder;
 /// version that arrived last is the position. After a list without a version there is no position:
 /// changes between that list and the next event could be missed.
 #[derive(Clone, Debug)]
-pub(super) struct ResumeVersion {
+pub(crate) struct ResumeVersion {
     version: Arc<str>,
     order: VersionOrder,
 }
 
 impl ResumeVersion {
     /// Creates the position of a list, which may be none.
-    pub(super) fn new(version: &str, order: VersionOrder) -> Self {
+    pub(crate) fn new(version: &str, order: VersionOrder) -> Self {
         Self { version: version.into(), order }
     }
 
-    pub(super) fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
     /// Returns the version as a number; 0 if versions cannot be compared.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.order.number(&self.version)
     }
 
     /// Returns whether a watch can resume from here.
-    pub(super) fn is_position(&self) -> bool {
+    pub(crate) fn is_position(&self) -> bool {
         !self.version.is_empty()
     }
 
     /// Returns whether a version is known to be older than this one.
-    pub(super) fn is_past(&self, version: &str) -> bool {
+    pub(crate) fn is_past(&self, version: &str) -> bool {
         self.order.is_older(version, &self.version)
     }
 
     /// Returns whether a list of this version shows that a silent watch from here misses changes.
     /// If versions are comparable, the server is behind. If they are opaque, the versions differ.
-    pub(super) fn is_contradicted(&self, version: &str) -> bool {
+    pub(crate) fn is_contradicted(&self, version: &str) -> bool {
         match self.order {
             VersionOrder::Comparable => self.is_past(version),
             VersionOrder::Opaque => !version.is_empty() && *self.version != *version,
@@ -51,7 +57,7 @@ impl ResumeVersion {
 
     /// Moves to a version. Returns false and stays if the version is older or empty, or if there is
     /// no position.
-    pub(super) fn advance(&mut self, version: &str) -> bool {
+    pub(crate) fn advance(&mut self, version: &str) -> bool {
         if version.is_empty() || !self.is_position() || self.is_past(version) {
             return false;
         }
