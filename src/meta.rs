@@ -73,7 +73,7 @@ pub(crate) use budget::ControllerBudget;
 pub use budget::{ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
-pub use customize::CustomizeLimits;
+pub use customize::{CustomizeLimits, OPTIONAL_RELATED};
 pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
 pub use definition::{Definition, MAX_OWNER_DEPTH};
 pub(crate) use endpoint::EndpointRule;
