@@ -457,8 +457,7 @@ impl DeclarationReconciler {
                 return Ok(Outcome::Done);
             }
         }
-        let types = declared.finalizes.clone();
-        let freed = self.free_parents(name, &types, &mut declared.finalizes, context).await;
+        let freed = self.free_parents_of_deleted(name, &mut declared, context).await;
         self.changes.update(name, |known| known.finalizes = declared.finalizes);
         freed?;
         tracing::info!(name, "declared controller removed");
