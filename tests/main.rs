@@ -4,6 +4,8 @@
 
 #[cfg(feature = "runtime")]
 mod adopted;
+#[cfg(feature = "cli")]
+mod adoption;
 mod aggregated;
 #[cfg(feature = "meta")]
 mod architecture;
@@ -63,6 +65,8 @@ mod optional;
 #[cfg(feature = "meta")]
 mod owner_chain;
 mod production;
+#[cfg(feature = "cli")]
+mod replaced_parents;
 #[cfg(feature = "cli")]
 mod reports;
 #[cfg(feature = "meta")]

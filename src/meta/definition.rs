@@ -17,8 +17,8 @@ use serde_json::Value;
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, Lenience,
-    StatusChecks,
+    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
+    Lenience, StatusChecks,
     apply_strategy::{self, ApplyRule},
     customize::OptionalRelated,
     finalizer,
@@ -74,6 +74,8 @@ pub struct Definition {
     pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
     pub(crate) lenience: Lenience,
+    /// Orphans that are adopted; all selected ones when parsed.
+    pub(crate) adoption: Adoption,
     /// Related types that may be missing.
     pub(crate) optional_related: OptionalRelated,
     /// Maximum number of concurrent hook calls, if the object sets one.
@@ -223,6 +225,7 @@ impl Definition {
                 customize_limits: CustomizeLimits::default(),
                 recreates_at_once: false,
                 lenience: Lenience::default(),
+                adoption: Adoption::default(),
                 optional_related,
                 workers,
                 apply_strategy,

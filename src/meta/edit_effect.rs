@@ -52,6 +52,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         customize_limits,
         recreates_at_once,
         lenience,
+        adoption,
         optional_related,
         workers,
         apply_strategy,
@@ -65,6 +66,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         && *customize_limits == new.customize_limits
         && *recreates_at_once == new.recreates_at_once
         && *lenience == new.lenience
+        && *adoption == new.adoption
         && *revision_namespace == new.revision_namespace;
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;

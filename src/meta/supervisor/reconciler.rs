@@ -202,6 +202,7 @@ impl DeclarationReconciler {
             customize_limits: self.options.customize,
             recreates_at_once: self.options.recreate_without_dry_run,
             lenience: self.options.lenience,
+            adoption: self.options.adoption,
             revision_namespace: self
                 .cluster
                 .namespace

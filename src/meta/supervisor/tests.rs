@@ -15,6 +15,7 @@ mod metrics;
 mod optional;
 mod panics;
 mod pruned;
+mod replaced_parent;
 mod responding_hook;
 mod rollout;
 mod slots;

@@ -6,16 +6,15 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json, value::RawValue};
 
-use super::{
-    ParentReconciler, SyncError,
-    adopt::{is_alive, owners_patch},
-};
+use super::{ParentReconciler, SyncError, adopt::owners_patch};
 use crate::{
     controller::Context,
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
+        ForeignReason,
         api::RevisionChildren,
+        apply::is_alive,
         children::{Parent, owner_reference},
         customize::RelatedRule,
         digest::digest,
@@ -134,7 +133,7 @@ impl ParentReconciler {
         let foreign = &self.parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
-            !foreign.contains(&parent.uid, candidate.header())
+            foreign.get(&parent.uid, candidate.header()).is_none()
                 && is_free(candidate.header(), owner)
                 && may_be_of(owner, ownership, candidate)
         });
@@ -157,7 +156,7 @@ impl ParentReconciler {
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
             if !is_free(live.header(), owner) || !may_be_of(owner, ownership, &live) {
-                foreign.insert(&parent.uid, candidate.header());
+                foreign.insert(&parent.uid, candidate.header(), ForeignReason::NotOurs);
                 continue;
             }
             let alive = match alive {
