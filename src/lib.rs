@@ -296,6 +296,8 @@
 //! | mechanism | place |
 //! |---|---|
 //! | finalizers are removed after their controller | `src/meta/supervisor/freed_parents.rs::free_parents` |
+//! | orphan is adopted | `src/meta/sync/adopt.rs::claim`, by `src/meta/claim.rs::claim` and `src/meta/adoption.rs::admits` |
+//! | child of an earlier parent of the same name is deleted | `src/meta/apply/left_behind.rs::delete_left_behind` |
 //! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields` |
 //! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |

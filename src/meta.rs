@@ -1,5 +1,6 @@
 //! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
 
+mod adoption;
 pub mod api;
 mod apply;
 mod apply_strategy;
@@ -70,16 +71,17 @@ use api::{
 };
 
 use crate::informer::Selector;
+pub use adoption::{ADOPT, Adoption};
 pub use apply_strategy::{APPLY_FIELD_MANAGER, APPLY_STRATEGY, ApplyStrategy, FieldManager};
 pub(crate) use budget::ControllerBudget;
 pub use budget::{ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
-pub use customize::CustomizeLimits;
+pub use customize::{CustomizeLimits, OPTIONAL_RELATED};
 pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
 pub use definition::{Definition, MAX_OWNER_DEPTH};
 pub(crate) use endpoint::EndpointRule;
-pub(crate) use foreign_objects::ForeignObjects;
+pub(crate) use foreign_objects::{ForeignObjects, ForeignReason};
 pub use hook::Hook;
 pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;

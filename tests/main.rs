@@ -4,6 +4,8 @@
 
 #[cfg(feature = "runtime")]
 mod adopted;
+#[cfg(feature = "cli")]
+mod adoption;
 mod aggregated;
 #[cfg(feature = "meta")]
 mod architecture;
@@ -75,6 +77,8 @@ mod production;
 mod published_manifests;
 #[cfg(feature = "cli")]
 mod red_team;
+#[cfg(feature = "cli")]
+mod replaced_parents;
 #[cfg(feature = "cli")]
 mod reports;
 #[cfg(feature = "meta")]

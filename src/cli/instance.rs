@@ -11,7 +11,10 @@ use pilotlight::{
     duration,
     informer::{InformerOptions, Selector},
     manager::{Election, Manager, ManagerHandle, ManagerOptions, RunnableOptions},
-    meta::{ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, MetaOptions, Supervisor},
+    meta::{
+        Adoption, ApplyStrategy, DeclaredControllers, EventLimit, FieldManager, MetaOptions,
+        Supervisor,
+    },
     server::process,
     transport::{Proxies, Transport, TransportMetrics, TransportOptions},
 };
@@ -85,6 +88,12 @@ pub(super) struct ManagerArgs {
         action = ArgAction::Set
     )]
     hook_proxy: bool,
+    /// Orphans that a parent of a CompositeController adopts: selected for all that its selector
+    /// matches, as in Metacontroller, or proven for those among them that a declared controller has
+    /// written, or that have the annotation pilotlight.dev/adopt=true. A child that the hook does not
+    /// want is deleted. With proven, the author of a parent cannot have objects of others deleted.
+    #[arg(long, value_name = "ORPHANS", default_value_t = Adoption::Selected)]
+    adopt: Adoption,
     /// Interval at which the served types are polled while the right to watch CRDs is missing; no
     /// effect otherwise. A duration such as 30s; less than 100ms counts as 100ms.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval, allow_hyphen_values = true)]
@@ -168,6 +177,7 @@ impl ManagerArgs {
             customize: self.budget.customize(),
             recreate_without_dry_run: self.lenience.recreate_without_dry_run,
             lenience: self.lenience.lenience(),
+            adoption: self.adopt,
             hook_error_excerpts: self.hook_error_excerpts,
             hook_redirects: self.hook_redirects,
             longest_hook_retry_after: self.hook_retry_after_limit,

@@ -88,8 +88,8 @@ mod tests {
     use pilotlight::{
         informer::Selector,
         meta::{
-            ApplyStrategy, CustomizeLimits, EventLimit, FieldManager, Lenience, MetaOptions,
-            ResponseLimits,
+            Adoption, ApplyStrategy, CustomizeLimits, EventLimit, FieldManager, Lenience,
+            MetaOptions, ResponseLimits,
         },
     };
 
@@ -128,6 +128,7 @@ mod tests {
             apply_strategy,
             field_manager,
             lenience,
+            adoption,
             hook_error_excerpts,
             hook_redirects,
             longest_hook_retry_after,
@@ -155,6 +156,7 @@ mod tests {
             "--repeated-children",
             "--hook-managed-fields",
             "--apply-strategy-ssa-takeover",
+            "--adopt=proven",
             "--hook-error-excerpts",
             "--hook-redirects=false",
             "--hook-retry-after-limit=13m",
@@ -174,6 +176,7 @@ mod tests {
         assert!(recreate_without_dry_run);
         assert_eq!(apply_strategy, ApplyStrategy::ServerSideApply);
         assert_eq!(field_manager.as_str(), "team");
+        assert_eq!(adoption, Adoption::Proven);
         assert_eq!(
             lenience,
             Lenience {
@@ -208,6 +211,7 @@ mod tests {
         assert_eq!(options.apply_strategy, ApplyStrategy::DynamicApply);
         assert_eq!(options.field_manager, FieldManager::default());
         assert_eq!(options.lenience, Lenience::default());
+        assert_eq!(options.adoption, Adoption::Selected);
         assert!(!options.hook_error_excerpts);
         assert!(options.hook_redirects);
         assert_eq!(options.longest_hook_retry_after, Duration::from_secs(300));

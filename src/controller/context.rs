@@ -344,6 +344,12 @@ impl Context {
         Err(ListerError::OfName { input: input.to_owned(), why })
     }
 
+    /// Returns the current error of the input that was added by this name.
+    #[cfg(feature = "meta")]
+    pub(crate) fn input_error(&self, input: &str) -> Option<String> {
+        self.shared.statuses.error_of(input)
+    }
+
     /// Returns a reader of a cache with the live reads of this reconcile.
     fn reader_of(&self, attached: &Attached) -> Store {
         let overlays = self.overlays.as_ref().and_then(|it| it.get(&attached.cluster()));

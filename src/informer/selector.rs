@@ -51,6 +51,16 @@ impl Selector {
         &self.requirements
     }
 
+    /// Returns whether an object without labels is never selected.
+    #[cfg(feature = "meta")]
+    pub(crate) fn requires_label(&self) -> bool {
+        let is_positive = |expression: &Expression| match expression {
+            Expression::In(..) | Expression::Equal(..) | Expression::Exists(_) => true,
+            Expression::NotIn(..) | Expression::NotEqual(..) | Expression::DoesNotExist(_) => false,
+        };
+        self.requirements.iter().any(is_positive) || !self.bounds.is_empty()
+    }
+
     /// Returns whether an object with these labels is selected.
     pub fn matches(&self, labels: &StringMap) -> bool {
         let required = self.requirements.iter().all(|expression| match expression {

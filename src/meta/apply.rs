@@ -7,6 +7,7 @@ mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
 mod failures;
+mod left_behind;
 mod order;
 mod quota;
 mod refusal;
@@ -31,7 +32,6 @@ use futures::{
     stream::FuturesUnordered,
 };
 
-pub(crate) use self::order::most_at_once;
 use self::{
     dry_run_create::dry_run_create,
     dry_run_update::differs,
@@ -39,6 +39,7 @@ use self::{
     order::{Stage, WriteOrder},
     refusal::{ExistingObject, explain_existing, with_other_writer},
 };
+pub(crate) use self::{left_behind::is_alive, order::most_at_once};
 use super::{
     ApplyStrategy, ControllerBudget, Parents,
     apply_strategy::ApplyRule,
@@ -443,12 +444,15 @@ impl Apply {
                 return Ok(None);
             }
             _ if is_already_there(&error) => {
-                match explain_existing(parent, rules.ownership, resource, key, &doing).await {
+                match explain_existing(rules, step.target().0, resource, key, &doing).await {
                     ExistingObject::Absent => {
                         let why = "the object existed and was deleted meanwhile";
                         SyncError::Outdated(format!("{doing}: {why}"))
                     }
                     ExistingObject::Passing(error) => error,
+                    ExistingObject::LeftBehind(child) => {
+                        self.delete_left_behind(target, &child, resource, key).await
+                    }
                     // Retried slowly, since nothing that this parent does changes it.
                     ExistingObject::NotOurs { message, owner, .. } => {
                         self.parents.writes.contest(&parent.key, what.clone(), message, owner);

@@ -2,13 +2,15 @@
 
 mod declared_rule;
 mod limits;
+mod optional_related;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use self::declared_rule::{DeclaredRule, declared_rules};
-pub use self::limits::CustomizeLimits;
+pub(crate) use self::optional_related::{OptionalRelated, entry_of};
+pub use self::{limits::CustomizeLimits, optional_related::OPTIONAL_RELATED};
 use super::{
     HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejection::Problems,
     selection,
@@ -157,11 +159,24 @@ impl RelatedRule {
         Ok(Self { type_ref, field, namespaces, objects })
     }
 
+    /// Returns the field of the response, for messages.
+    pub(crate) fn field(&self) -> &str {
+        &self.field
+    }
+
     /// Selector of the namespaces, if the rule has one.
     pub(crate) fn namespace_selector(&self) -> Option<&Selector> {
         match &self.namespaces {
             Namespaces::Matching(selector) => Some(selector),
             Namespaces::All | Namespaces::One(_) => None,
+        }
+    }
+
+    /// Returns the namespace that the rule names.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        match &self.namespaces {
+            Namespaces::One(namespace) => Some(namespace),
+            Namespaces::All | Namespaces::Matching(_) => None,
         }
     }
 

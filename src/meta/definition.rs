@@ -17,9 +17,10 @@ use serde_json::Value;
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, Lenience,
-    StatusChecks,
+    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
+    Lenience, StatusChecks,
     apply_strategy::{self, ApplyRule},
+    customize::OptionalRelated,
     finalizer,
     protocol::MAX_CHILDREN,
     rejection::{Problems, Rejection},
@@ -73,6 +74,10 @@ pub struct Definition {
     pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
     pub(crate) lenience: Lenience,
+    /// Orphans that are adopted; all selected ones when parsed.
+    pub(crate) adoption: Adoption,
+    /// Related types that may be missing.
+    pub(crate) optional_related: OptionalRelated,
     /// Maximum number of concurrent hook calls, if the object sets one.
     pub(crate) workers: Option<usize>,
     /// Apply strategy of the children, if the object sets one.
@@ -190,20 +195,9 @@ impl Definition {
         };
         let max_owner_depth = max_owner_depth(&value, &mut problems);
         let workers = workers(&value, &mut problems);
+        let optional_related = OptionalRelated::of(&value, &mut problems);
         let (apply_strategy, field_manager) = apply_strategy::overrides(&value, &mut problems);
-        // A hook without a webhook is absent.
-        let webhook = value.pointer("/spec/hooks/finalize/webhook");
-        let has_finalize = webhook.is_some_and(|webhook| !webhook.is_null());
-        let longest = finalizer::longest_name(kind);
-        if has_finalize && name.len() > longest {
-            problems.invalid(
-                "metadata.name",
-                format!(
-                    "has more than {longest} characters, which hooks.finalize needs for the name of \
-                     the finalizer"
-                ),
-            );
-        }
+        check_name(kind, &name, &value, &mut problems);
         match (declaration, problems.rejection()) {
             (
                 Some(Declaration {
@@ -231,6 +225,8 @@ impl Definition {
                 customize_limits: CustomizeLimits::default(),
                 recreates_at_once: false,
                 lenience: Lenience::default(),
+                adoption: Adoption::default(),
+                optional_related,
                 workers,
                 apply_strategy,
                 field_manager,
@@ -296,6 +292,23 @@ fn spec_of<S: DeserializeOwned>(raw: &Value) -> Result<S, Rejection> {
             message: redaction::decoding(error.inner()),
         }
     })
+}
+
+/// Checks that the name of an object with a finalize hook fits into that of the finalizer.
+fn check_name(kind: ControllerKind, name: &str, object: &Value, problems: &mut Problems) {
+    // A hook without a webhook is absent.
+    let webhook = object.pointer("/spec/hooks/finalize/webhook");
+    let has_finalize = webhook.is_some_and(|webhook| !webhook.is_null());
+    let longest = finalizer::longest_name(kind);
+    if has_finalize && name.len() > longest {
+        problems.invalid(
+            "metadata.name",
+            format!(
+                "has more than {longest} characters, which hooks.finalize needs for the name of the \
+                 finalizer"
+            ),
+        );
+    }
 }
 
 /// Reads the annotation [`MAX_OWNER_DEPTH`].

@@ -52,6 +52,8 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         customize_limits,
         recreates_at_once,
         lenience,
+        adoption,
+        optional_related,
         workers,
         apply_strategy,
         field_manager,
@@ -64,6 +66,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         && *customize_limits == new.customize_limits
         && *recreates_at_once == new.recreates_at_once
         && *lenience == new.lenience
+        && *adoption == new.adoption
         && *revision_namespace == new.revision_namespace;
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
@@ -82,6 +85,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         swap(*revision_fields == new.revision_fields, revised),
         swap(*resync_period == new.resync_period, NextSyncs::WhenDue),
         swap(*max_owner_depth == new.max_owner_depth, NextSyncs::Spread),
+        swap(*optional_related == new.optional_related, NextSyncs::AtOnce),
         swap(*workers == new.workers, NextSyncs::WhenDue),
         of_hook(sync.as_ref(), new.sync.as_ref()),
         of_hook(finalize.as_ref(), new.finalize.as_ref()),

@@ -4,7 +4,7 @@
 //! Metadata entries lack annotations, so that each sync would read the orphan again, and report
 //! the revision again.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
@@ -15,7 +15,16 @@ const MAX_OBJECTS: usize = 10_000;
 
 /// Versions of objects that are not a parent's.
 #[derive(Debug, Default)]
-pub(crate) struct ForeignObjects(Mutex<HashSet<ForeignObject>>);
+pub(crate) struct ForeignObjects(Mutex<HashMap<ForeignObject, ForeignReason>>);
+
+/// Reason why an orphan is not a parent's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ForeignReason {
+    /// Metadata name another owner, or another controller.
+    NotOurs,
+    /// Evidence is missing that a controller has written it as a child.
+    Unproven,
+}
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct ForeignObject {
@@ -25,15 +34,18 @@ struct ForeignObject {
 }
 
 impl ForeignObjects {
-    /// Returns whether this version of an object is known not to be a parent's.
-    pub(crate) fn contains(&self, parent_uid: &str, object: &Header) -> bool {
+    /// Returns why this version of an object is known not to be a parent's.
+    pub(crate) fn get(&self, parent_uid: &str, object: &Header) -> Option<ForeignReason> {
         let objects = self.0.lock();
-        !objects.is_empty() && objects.contains(&ForeignObject::new(parent_uid, object))
+        if objects.is_empty() {
+            return None;
+        }
+        objects.get(&ForeignObject::new(parent_uid, object)).copied()
     }
 
     /// Adds an object, by the version that is cached: a live read has shown that it is not a
     /// parent's. An object without a version is not added, since it may change unnoticed.
-    pub(crate) fn insert(&self, parent_uid: &str, cached: &Header) {
+    pub(crate) fn insert(&self, parent_uid: &str, cached: &Header, reason: ForeignReason) {
         if cached.resource_version.is_empty() {
             return;
         }
@@ -41,11 +53,11 @@ impl ForeignObjects {
         if objects.len() >= MAX_OBJECTS {
             objects.clear();
         }
-        objects.insert(ForeignObject::new(parent_uid, cached));
+        objects.insert(ForeignObject::new(parent_uid, cached), reason);
     }
 
     pub(crate) fn clear(&self) {
-        *self.0.lock() = HashSet::new();
+        *self.0.lock() = HashMap::new();
     }
 }
 
@@ -71,15 +83,16 @@ mod tests {
         let objects = ForeignObjects::default();
         let object = |version: u64| Fixture::new("a").version(version).object();
 
-        objects.insert("parent", object(1).header());
+        objects.insert("parent", object(1).header(), ForeignReason::Unproven);
 
-        assert!(objects.contains("parent", object(1).header()));
-        assert!(!objects.contains("parent", object(2).header()));
-        assert!(!objects.contains("other", object(1).header()));
+        let known = objects.get("parent", object(1).header());
+        assert_eq!(known, Some(ForeignReason::Unproven));
+        assert_eq!(objects.get("parent", object(2).header()), None);
+        assert_eq!(objects.get("other", object(1).header()), None);
         objects.clear();
-        assert!(!objects.contains("parent", object(1).header()));
+        assert_eq!(objects.get("parent", object(1).header()), None);
         let unversioned = Fixture::new("a").set("resourceVersion", json!("")).object();
-        objects.insert("parent", unversioned.header());
-        assert!(!objects.contains("parent", unversioned.header()), "it may have changed");
+        objects.insert("parent", unversioned.header(), ForeignReason::NotOurs);
+        assert_eq!(objects.get("parent", unversioned.header()), None, "it may have changed");
     }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::Selector;
+use super::{Selector, adoption::AdoptionRule, resource::ServerObject};
 use crate::informer::StringMap;
 
 /// Label of generated selectors.
@@ -18,12 +18,14 @@ pub(crate) const DECORATED_BY: &str = "metacontroller.k8s.io/decorator-controlle
 /// Ownership of the children of one parent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ownership {
-    /// Children match this selector. Matching orphans are adopted, and others released.
+    /// Children match this selector. Matching orphans are adopted by the rule, and others released.
     Selected {
         /// The selector.
         selector: Selector,
         /// True if children get the label with the parent's uid, which the selector requires.
         generated: bool,
+        /// Rule of adoptions.
+        rule: AdoptionRule,
     },
     /// Children have the annotation [`DECORATED_BY`] with the name of the controller. None are
     /// adopted or released.
@@ -34,11 +36,25 @@ pub(crate) enum Ownership {
 }
 
 impl Ownership {
-    /// Returns the selector of the orphans that are adopted.
-    pub(crate) fn adopts(&self) -> Option<&Selector> {
+    /// Returns the selector that children match.
+    pub(crate) fn selector(&self) -> Option<&Selector> {
         match self {
             Self::Selected { selector, .. } => Some(selector),
             Self::Annotated { .. } => None,
+        }
+    }
+
+    /// Returns the selector of the orphans that may be adopted; `None` if none are. A selector that
+    /// requires no label matches objects of anyone, which would be deleted as unwanted children.
+    pub(crate) fn adopts(&self) -> Option<&Selector> {
+        self.selector().filter(|selector| selector.requires_label())
+    }
+
+    /// Returns whether an orphan that the selector matches is adopted.
+    pub(crate) fn admits(&self, live: &ServerObject) -> bool {
+        match self {
+            Self::Selected { rule, .. } => rule.admits(live),
+            Self::Annotated { .. } => false,
         }
     }
 
@@ -154,9 +170,32 @@ mod tests {
     }
 
     #[test]
+    fn selector_that_requires_no_label_adopts_nothing() {
+        for (selector, adopts) in [
+            ("a=b", true),
+            ("a in (b,c)", true),
+            ("a", true),
+            ("a>1", true),
+            ("a,!b", true),
+            ("!a", false),
+            ("a!=b", false),
+            ("a notin (b,c)", false),
+            ("!a,b notin (c)", false),
+        ] {
+            let rule = AdoptionRule::default();
+            let selector = selector.parse().unwrap();
+            let ownership = Ownership::Selected { selector, generated: false, rule };
+
+            assert_eq!(ownership.adopts().is_some(), adopts, "{ownership:?}");
+            assert!(ownership.selector().is_some(), "its own children still match");
+        }
+    }
+
+    #[test]
     fn attachment_of_a_decorator_is_not_claimed_by_a_selector() {
         let selector = Selector::default();
-        let ownership = Ownership::Selected { selector, generated: true };
+        let rule = AdoptionRule::default();
+        let ownership = Ownership::Selected { selector, generated: true, rule };
         let of = |entries: &[(&str, &str)]| ownership.is_marked(&entries.iter().copied().collect());
 
         assert!(of(&[]));

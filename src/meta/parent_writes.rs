@@ -61,13 +61,22 @@ struct TrackedParent {
     contested: BTreeMap<String, ContestedObject>,
     // Replacements that are refused.
     refused: BTreeMap<String, RefusedReplacement>,
-    // Fields that were taken over from other managers, not reported yet.
-    taken: BTreeSet<String>,
+    // Events that are not published yet.
+    notes: BTreeSet<Note>,
+    // True once the parent was warned of its selector.
+    is_warned: bool,
     status: Option<StoredStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
     // Equal children of the last sync that was executed.
     equal: EqualChildren,
+}
+
+/// Normal Event of a parent about one of its children.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Note {
+    pub(crate) reason: &'static str,
+    pub(crate) text: String,
 }
 
 /// Desired object of a parent that exists and is not the parent's.
@@ -152,7 +161,8 @@ impl ParentWrites {
                 resync: ResyncTimes::default(),
                 contested: BTreeMap::new(),
                 refused: BTreeMap::new(),
-                taken: BTreeSet::new(),
+                notes: BTreeSet::new(),
+                is_warned: false,
                 status: None,
                 record: None,
                 equal: EqualChildren::default(),
@@ -277,16 +287,23 @@ impl ParentWrites {
         parents.get(key).map(|it| it.contested.keys().cloned().collect()).unwrap_or_default()
     }
 
-    /// Records that fields of a child were taken over from other managers.
-    pub(crate) fn took_over(&self, key: &Request, message: String) {
+    /// Records an Event of a parent, which the end of the sync publishes.
+    pub(crate) fn note(&self, key: &Request, reason: &'static str, text: String) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.taken.insert(message);
+            entry.notes.insert(Note { reason, text });
         }
     }
 
-    /// Removes and returns the fields that were taken over.
-    pub(crate) fn taken_over(&self, key: &Request) -> BTreeSet<String> {
-        self.lock().get_mut(key).map(|entry| take(&mut entry.taken)).unwrap_or_default()
+    /// Removes and returns the recorded Events.
+    pub(crate) fn notes(&self, key: &Request) -> BTreeSet<Note> {
+        self.lock().get_mut(key).map(|entry| take(&mut entry.notes)).unwrap_or_default()
+    }
+
+    /// Returns whether a parent was not warned of its selector before. It counts as warned from now
+    /// on.
+    pub(crate) fn is_first_warning(&self, key: &Request) -> bool {
+        let mut parents = self.lock();
+        parents.get_mut(key).is_some_and(|entry| !std::mem::replace(&mut entry.is_warned, true))
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

@@ -17,14 +17,14 @@ use tokio::time::Instant;
 
 use self::concerned::ConcernedParents;
 use super::{
-    customize::{CustomizeLimits, RelatedRule},
+    customize::{CustomizeLimits, OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
     fingerprint::Fingerprint,
 };
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
-    discovery::TypeRegistry,
+    discovery::{TypeRegistry, TypeState},
     informer::{Delta, Interest, Object, Selection, Store},
-    kind::{ServedType, TypeRef},
+    kind::{Scope, ServedType, TypeRef},
 };
 
 /// Time for which the response of a customize hook is used, as in Metacontroller.
@@ -77,6 +77,21 @@ pub(crate) struct RelatedGroup {
     pub(crate) objects: Vec<Object>,
 }
 
+/// Rules of one read of related objects.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RulesToRead<'a> {
+    /// Rules whose objects are returned.
+    pub(crate) read: &'a [RelatedRule],
+    /// Rules of all revisions of the parent, which determine what concerns it.
+    pub(crate) wanted: &'a [RelatedRule],
+    /// Rules whose types keep their inputs: `wanted` and others.
+    pub(crate) kept: &'a [RelatedRule],
+    /// Types that may be missing.
+    pub(crate) optional: &'a OptionalRelated,
+    /// Namespace that is watched, if only one is.
+    pub(crate) restricted: Option<&'a str>,
+}
+
 /// Reason why related objects cannot be read.
 #[derive(Debug, PartialEq)]
 pub(crate) enum RelatedError {
@@ -84,6 +99,8 @@ pub(crate) enum RelatedError {
     Cancelled,
     /// A type is served and not listed yet. Its parents are enqueued when it is.
     NotListed(String),
+    /// A type is not served, or its list fails. Its parents are enqueued when it is listed.
+    Unreadable(String),
     /// A rule does not fit its type.
     Invalid(String),
 }
@@ -94,8 +111,8 @@ enum Cache {
         served: Arc<ServedType>,
         store: Store,
     },
-    /// The type is not served. Holds it as it was served last.
-    Missing(Option<Arc<ServedType>>),
+    /// The type is not served. Holds it as it was served last, and the reason.
+    Missing(Option<Arc<ServedType>>, String),
 }
 
 impl RelatedObjects {
@@ -164,10 +181,13 @@ impl RelatedObjects {
         self.lock().responses.remove(key);
     }
 
-    /// Reads the related objects of a parent, in one group for each type of the rules. A type that
-    /// is not served has an empty group if its kind is known, and none otherwise. `wanted` are the
-    /// rules of all revisions of the parent, which determine what concerns it. `kept` are these and
-    /// others whose types keep their inputs.
+    /// Reads the related objects of a parent, in one group for each type of the rules. An optional
+    /// type that is not served has an empty group if its kind is known, and none otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`RelatedError::Unreadable`] and [`RelatedError::NotListed`] if any objects may be missing: a
+    /// hook would delete the children that it makes from them.
     ///
     /// # Cancel safety
     ///
@@ -175,12 +195,11 @@ impl RelatedObjects {
     pub(crate) async fn read(
         self: &Arc<Self>,
         parent: &Request,
-        rules: &[RelatedRule],
-        wanted: &[RelatedRule],
-        kept: &[RelatedRule],
+        rules: RulesToRead<'_>,
         types: &TypeRegistry,
         context: &Context,
     ) -> Result<Vec<RelatedGroup>, RelatedError> {
+        let RulesToRead { read: rules, wanted, kept, optional, restricted } = rules;
         let inputs = context.inputs().ok_or(RelatedError::Cancelled)?;
         self.update_inputs(parent, kept, &inputs, context)?;
         let namespaces = self.namespaces(parent, wanted, types, context).await?;
@@ -195,28 +214,26 @@ impl RelatedObjects {
             let (served, store) =
                 match self.cache(&input, &wanted[0].type_ref, types, context).await? {
                     Cache::Listed { served, store } => (served, store),
-                    Cache::Missing(served) => {
-                        groups.extend(
-                            served
-                                .filter(|_| has_rules)
-                                .map(|served| RelatedGroup { served, objects: Vec::new() }),
-                        );
+                    Cache::Missing(..) if !has_rules => continue,
+                    Cache::Missing(served, _) if optional.contains(&wanted[0].type_ref) => {
+                        let empty = |served| RelatedGroup { served, objects: Vec::new() };
+                        groups.extend(served.map(empty));
                         continue;
                     }
+                    Cache::Missing(_, why) => {
+                        let required = wanted.iter().find(|rule| rules.contains(rule));
+                        return Err(missing(required.unwrap_or(&wanted[0]), &why));
+                    }
                 };
-            let (mut interests, mut read) = (Vec::new(), Vec::new());
-            for rule in wanted {
-                let none: &[Arc<str>] = &[];
-                let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
-                let matching = selector.and_then(|selector| namespaces.get(&selector));
-                let matching = matching.map_or(none, Vec::as_slice);
-                let found = rule.interests(served.identity.scope, matching, most);
-                let found = found.map_err(RelatedError::Invalid)?;
+            let (mut all, mut read) = (Vec::new(), Vec::new());
+            for rule in wanted.iter().copied() {
+                let found = self.interests(rule, served.identity.scope, &namespaces)?;
                 if rules.contains(rule) {
+                    is_watched(rule, served.identity.scope, restricted)?;
                     read.extend(found.iter().cloned());
                 }
-                interests.extend(found);
-                if interests.len() > most {
+                all.extend(found);
+                if all.len() > most {
                     return Err(RelatedError::Invalid(format!(
                         "the rules for {} select more than {most} namespaces and names, the limit of \
                          --customize-names",
@@ -224,12 +241,32 @@ impl RelatedObjects {
                     )));
                 }
             }
-            self.set(&input, parent, interests, context);
+            self.set(&input, parent, all, context);
             if has_rules {
-                groups.push(RelatedGroup { served, objects: select(&store, &read) });
+                let objects = select(&store, &read);
+                // Asked after the read: a store that has ended is empty, whatever objects there are.
+                if store.is_gone() {
+                    let why = format!("the cache of {} has ended", wanted[0].type_ref);
+                    return Err(RelatedError::NotListed(why));
+                }
+                groups.push(RelatedGroup { served, objects });
             }
         }
         Ok(groups)
+    }
+
+    /// Returns the interests of a rule. `namespaces` has those that each selector of namespaces
+    /// matches.
+    fn interests(
+        &self,
+        rule: &RelatedRule,
+        scope: Scope,
+        namespaces: &HashMap<String, Vec<Arc<str>>>,
+    ) -> Result<Vec<Interest>, RelatedError> {
+        let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
+        let matching = selector.and_then(|selector| namespaces.get(&selector));
+        let matching = matching.map_or(&[][..], Vec::as_slice);
+        rule.interests(scope, matching, self.limits.names).map_err(RelatedError::Invalid)
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
@@ -355,8 +392,8 @@ impl RelatedObjects {
             return Ok(HashMap::new());
         }
         match self.cache(NAMESPACES, &namespace_type(), types, context).await? {
-            Cache::Missing(_) => {
-                Err(RelatedError::NotListed("namespaces are not served".to_owned()))
+            Cache::Missing(_, why) => {
+                Err(RelatedError::Unreadable(format!("namespaces cannot be read: {why}")))
             }
             Cache::Listed { store, .. } => {
                 self.set(NAMESPACES, parent, interests.values().cloned().collect(), context);
@@ -364,7 +401,12 @@ impl RelatedObjects {
                     let found = select(&store, &[interest]);
                     (selector, found.iter().map(|found| found.key().name.clone()).collect())
                 });
-                Ok(names.collect())
+                let names = names.collect();
+                if store.is_gone() {
+                    let why = "the cache of namespaces has ended".to_owned();
+                    return Err(RelatedError::NotListed(why));
+                }
+                Ok(names)
             }
         }
     }
@@ -384,7 +426,8 @@ impl RelatedObjects {
             let state = self.lock();
             let served = state.types.get(input).and_then(|related| related.served.clone());
             // After a restart of the epoch only the registry knows the kind.
-            return Ok(Cache::Missing(served.or(status.last_served)));
+            let served = served.or(status.last_served);
+            return Ok(Cache::Missing(served, reason_of(&status.state)));
         }
         tokio::select! {
             biased;
@@ -399,7 +442,12 @@ impl RelatedObjects {
                 }
                 Ok(Cache::Listed { served, store })
             }
-            (InputState::Pending(why), ..) => Err(RelatedError::NotListed(why)),
+            (InputState::Pending(why), ..) => Err(match context.input_error(input) {
+                Some(error) => {
+                    RelatedError::Unreadable(format!("{type_ref} cannot be read: {error}"))
+                }
+                None => RelatedError::NotListed(why),
+            }),
             (InputState::Started | InputState::Ended, ..) => {
                 Err(RelatedError::NotListed(format!("{type_ref} is not listed")))
             }
@@ -435,6 +483,47 @@ impl RelatedObjects {
 
     fn lock(&self) -> MutexGuard<'_, RelatedState> {
         self.state.lock()
+    }
+}
+
+/// Returns the error about a rule whose type is not served.
+fn missing(rule: &RelatedRule, why: &str) -> RelatedError {
+    let type_ref = &rule.type_ref;
+    RelatedError::Unreadable(format!(
+        "{} needs {type_ref}, and {why}: install the type, correct the rule, or add {:?} to the \
+         annotation {OPTIONAL_RELATED} of the controller if its hooks work without these objects",
+        rule.field(),
+        entry_of(type_ref)
+    ))
+}
+
+/// Returns why a type is not served, as of its last proven state.
+fn reason_of(state: &TypeState) -> String {
+    match state {
+        TypeState::Unknown(Some(last)) => reason_of(last),
+        TypeState::Installing(reason) => format!("it cannot be used yet: {reason}"),
+        TypeState::NotWatchable => "the API server offers no list and watch for it".to_owned(),
+        TypeState::Absent
+        | TypeState::Served
+        | TypeState::Terminating
+        | TypeState::Unknown(None) => "the API server does not serve it".to_owned(),
+    }
+}
+
+/// Checks that the objects of a rule are among those that are watched.
+fn is_watched(
+    rule: &RelatedRule,
+    scope: Scope,
+    restricted: Option<&str>,
+) -> Result<(), RelatedError> {
+    match (rule.namespace(), restricted) {
+        (Some(named), Some(watched)) if named != watched && scope == Scope::Namespaced => {
+            let field = rule.field();
+            Err(RelatedError::Invalid(format!(
+                "{field}.namespace: {named:?} is not watched: the manager is limited to {watched:?}"
+            )))
+        }
+        (Some(_) | None, _) => Ok(()),
     }
 }
 

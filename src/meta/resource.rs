@@ -85,8 +85,9 @@ pub(crate) struct ServerObject {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LiveMetadata {
+    pub(crate) namespace: Option<String>,
     pub(crate) uid: Option<String>,
-    resource_version: Option<String>,
+    pub(crate) resource_version: Option<String>,
     deletion_timestamp: Option<IgnoredAny>,
     pub(crate) labels: Option<BTreeMap<String, String>>,
     pub(crate) annotations: Option<BTreeMap<String, String>>,
@@ -151,6 +152,17 @@ impl ServerObject {
         self.managers().iter().any(|entry| entry.manager == manager)
     }
 
+    /// Returns whether this field manager has applied the object, or written more of it than
+    /// metadata and status. Decorations and finalizers are metadata.
+    pub(crate) fn is_written_by(&self, manager: &str) -> bool {
+        let is_content = |field: &String| field != "f:metadata" && field != "f:status";
+        self.managers().iter().filter(|entry| entry.manager == manager).any(|entry| {
+            let is_apply = entry.operation.as_deref() == Some("Apply");
+            let has_content = entry.fields_v1.as_ref().is_some_and(|it| it.keys().any(is_content));
+            entry.subresource.is_none() && (is_apply || has_content)
+        })
+    }
+
     /// Returns the entries of its managed fields.
     fn managers(&self) -> Vec<ManagedFieldsEntry> {
         #[derive(Deserialize)]
@@ -169,8 +181,12 @@ impl ServerObject {
 
 /// Entry of an object's managed fields.
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct ManagedFieldsEntry {
     manager: String,
+    operation: Option<String>,
+    subresource: Option<String>,
+    fields_v1: Option<BTreeMap<String, IgnoredAny>>,
     // All times are in UTC and of one format, so that they compare as text.
     time: Option<String>,
 }
@@ -310,11 +326,25 @@ impl<'a> Resource<'a> {
 
     /// Deletes the object if it has this uid; its dependents are deleted in the background.
     pub(crate) async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), kube::Error> {
+        self.delete_if(key, json!({"uid": uid})).await
+    }
+
+    /// Deletes exactly this version of an object; its dependents are deleted in the background.
+    pub(crate) async fn delete_version(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        version: &str,
+    ) -> Result<(), kube::Error> {
+        self.delete_if(key, json!({"uid": uid, "resourceVersion": version})).await
+    }
+
+    async fn delete_if(&self, key: &ObjectKey, preconditions: Value) -> Result<(), kube::Error> {
         let options = json!({
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
-            "preconditions": {"uid": uid},
+            "preconditions": preconditions,
         });
         let path = self.path(key);
         send(self.requester, Method::DELETE, path, "application/json", Some(&options))

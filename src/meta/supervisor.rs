@@ -27,8 +27,8 @@ use tracing::warn;
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager, Hook,
-    HookKind, HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
+    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager,
+    Hook, HookKind, HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
     protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
@@ -97,6 +97,9 @@ pub struct MetaOptions {
     pub field_manager: FieldManager,
     /// Behaviour of Metacontroller that is off by default.
     pub lenience: Lenience,
+    /// Orphans that become children of a composite's parent; all that its selector matches by
+    /// default.
+    pub adoption: Adoption,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
@@ -134,6 +137,7 @@ impl Default for MetaOptions {
             apply_strategy: ApplyStrategy::default(),
             field_manager: FieldManager::default(),
             lenience: Lenience::default(),
+            adoption: Adoption::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
             longest_hook_retry_after: MAX_RETRY_AFTER,

@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use self::hook_call::{HookResponse, ParentJson, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
+    adoption::AdoptionRule,
     apply::Apply,
     children::{Child, ChildContext, DesiredChild, Parent, ServedChildType},
     claim,
@@ -148,6 +149,7 @@ impl ParentReconciler {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
+        self.parents.keeps_scope(parent.key.primary, parent.served.identity.scope);
         self.parents.writes.track(&parent.key, &parent.uid);
         self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
@@ -239,6 +241,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Outcome, SyncError> {
         let ownership = self.ownership(parent, object)?;
+        self.report_selector(parent, &ownership, context);
         let last = self.parents.writes.take_record(&parent.key);
         let mut revisions = self.revisions(parent, object, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
@@ -329,7 +332,9 @@ impl ParentReconciler {
                 let generated = definition.generate_selector;
                 let selector = claim::selector_of(&object.json(), &parent.uid, generated);
                 let selector = selector.map_err(SyncError::Failed)?;
-                Ok(Ownership::Selected { selector, generated })
+                let manager = definition.apply_rule().manager;
+                let rule = AdoptionRule { adoption: definition.adoption, manager };
+                Ok(Ownership::Selected { selector, generated, rule })
             }
             ControllerKind::Decorator => {
                 Ok(Ownership::Annotated { controller: definition.name.clone() })

@@ -1,8 +1,10 @@
 //! Related types that come and go.
 
+use std::time::Duration;
+
 use pilotlight::{manager::ControllerState, testing::CrdBuilder};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::{sync::watch, time};
 
 use crate::support::{Answer, Supervised};
 
@@ -26,7 +28,7 @@ fn answer(request: &Value, gadgets: &CrdBuilder) -> Value {
 }
 
 #[tokio::test]
-async fn related_type_comes_and_goes_while_its_controller_runs() {
+async fn optional_related_type_comes_and_goes_while_its_controller_runs() {
     let supervised = Supervised::start("related-types").await;
     let harness = &supervised.harness;
     let (widgets, gadgets) = (harness.widgets(), CrdBuilder::new(&harness.scope.group, "Gadget"));
@@ -47,7 +49,9 @@ async fn related_type_comes_and_goes_while_its_controller_runs() {
     let mut spec = supervised.spec(&widgets);
     spec["hooks"]["sync"]["version"] = json!("v2");
     spec["hooks"]["customize"] = spec["hooks"]["sync"].clone();
-    supervised.declare("a", spec).await;
+    let optional = format!("{}/{}", harness.scope.group, gadgets.api_resource("v1").plural);
+    let annotations = json!({"pilotlight.dev/optional-related": optional});
+    supervised.declare_with("CompositeController", "a", spec, annotations).await;
     supervised.install(&widgets).await;
     supervised.runs("a", 1).await;
     harness.create(&widgets, "w", 0).await;
@@ -90,5 +94,56 @@ async fn related_type_comes_and_goes_while_its_controller_runs() {
 
     absence.end(harness).await;
     assert_eq!(harness.assert_orderly(&runnable), 0, "the epoch is still the first");
+    supervised.end().await;
+}
+
+/// Rule for the related type, or a ConfigMap for each gadget.
+fn propagation(request: &Value, gadgets: &CrdBuilder) -> Value {
+    if request.get("children").is_none() {
+        return answer(request, gadgets);
+    }
+    let groups = request["related"].as_object().into_iter().flat_map(|groups| groups.values());
+    let related = groups.flat_map(|group| group.as_object().unwrap().values());
+    let child = |gadget: &Value| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": gadget["metadata"]["name"]},
+            "data": {"size": request["parent"]["spec"]["size"].to_string()},
+        })
+    };
+    json!({"status": {}, "children": related.map(child).collect::<Vec<_>>()})
+}
+
+#[tokio::test]
+async fn children_outlive_the_served_version_of_a_required_related_type() {
+    let supervised = Supervised::start("related-required").await;
+    let harness = &supervised.harness;
+    let widgets = harness.widgets();
+    let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget").version("v1").version("v2");
+    let made = gadgets.clone();
+    supervised.hook.answers(move |request| Answer::Json(propagation(request, &made)));
+    let mut spec = supervised.spec(&widgets);
+    spec["hooks"]["sync"]["version"] = json!("v2");
+    spec["hooks"]["customize"] = spec["hooks"]["sync"].clone();
+    supervised.declare("a", spec).await;
+    supervised.install(&widgets).await;
+    supervised.runs("a", 1).await;
+    harness.create(&widgets, "w", 1).await;
+    supervised.event("w", "SyncError", "does not serve it").await;
+    supervised.install(&gadgets).await;
+    harness.create(&gadgets, "g", 1).await;
+    let child = supervised.child("g", 1).await;
+
+    harness.scope.set_served(&gadgets, "v1", false).await.unwrap();
+    supervised.event("w", "SyncError", "served are v2").await;
+    supervised.resize(&widgets, "w", 2).await;
+    time::sleep(Duration::from_secs(2)).await;
+    let kept = supervised.child("g", 1).await;
+    assert_eq!(kept.metadata.uid, child.metadata.uid);
+    assert_eq!(kept.metadata.deletion_timestamp, None);
+
+    harness.scope.set_served(&gadgets, "v1", true).await.unwrap();
+    let updated = supervised.child("g", 2).await;
+    assert_eq!(updated.metadata.uid, child.metadata.uid);
     supervised.end().await;
 }

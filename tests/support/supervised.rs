@@ -48,7 +48,8 @@ impl Supervised<'static> {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
         let kinds = [SUPERVISOR, "decoratorcontrollers"];
-        Supervised::of(plane, name, HarnessOptions::default(), &kinds).await
+        let options = MetaOptions::default();
+        Supervised::of(plane, name, HarnessOptions::default(), options, &kinds).await
     }
 
     /// As [`Supervised::start`], for a process that is limited to its namespace.
@@ -87,7 +88,16 @@ impl<'plane> Supervised<'plane> {
         name: &str,
         options: HarnessOptions,
     ) -> Self {
-        Self::of(plane, name, options, &[SUPERVISOR]).await
+        Self::of(plane, name, options, MetaOptions::default(), &[SUPERVISOR]).await
+    }
+
+    /// Starts with these options of the declared controllers, except for their selector.
+    pub(crate) async fn with_options(
+        plane: &'plane ControlPlane,
+        name: &str,
+        options: MetaOptions,
+    ) -> Self {
+        Self::of(plane, name, HarnessOptions::default(), options, &[SUPERVISOR]).await
     }
 
     /// Starts the supervisors of these names.
@@ -95,6 +105,7 @@ impl<'plane> Supervised<'plane> {
         plane: &'plane ControlPlane,
         name: &str,
         options: HarnessOptions,
+        declared: MetaOptions,
         supervisors: &[&str],
     ) -> Self {
         let options = HarnessOptions {
@@ -104,10 +115,8 @@ impl<'plane> Supervised<'plane> {
         };
         let harness = Harness::on(plane, name, options).await;
         let hook = HookServer::start().await;
-        let options = MetaOptions {
-            target: Selector::label(LABEL, &harness.scope.namespace),
-            ..MetaOptions::default()
-        };
+        let options =
+            MetaOptions { target: Selector::label(LABEL, &harness.scope.namespace), ..declared };
         let all =
             harness.enter(|| Supervisor::all(&harness.cluster, &harness.manager, options)).unwrap();
         for supervisor in all.into_iter().filter(|one| supervisors.contains(&one.name())) {

@@ -1,10 +1,11 @@
 //! Explanation of a refused write: one read of the live object.
 
+use super::left_behind::LeftBehindChild;
 use crate::{
     informer::{ObjectKey, StringMap},
     meta::{
-        LAST_APPLIED,
-        children::Parent,
+        LAST_APPLIED, adoption,
+        children::{ChildContext, Parent},
         ownership::{DECORATED_BY, Ownership},
         parent_writes::OtherOwner,
         resource::{FIELD_MANAGER, Resource, ServerObject, is_gone},
@@ -37,6 +38,8 @@ pub(super) enum ExistingObject {
     Absent,
     /// State that ends by itself, or a failed read.
     Passing(SyncError),
+    /// Child of an earlier parent of the same name, which is gone.
+    LeftBehind(LeftBehindChild),
     /// Object of another owner, or of none.
     NotOurs {
         /// Refusal, with the owner.
@@ -50,12 +53,13 @@ pub(super) enum ExistingObject {
 
 /// Reads the live object that has the name of an object to create.
 pub(super) async fn explain_existing(
-    parent: &Parent,
-    ownership: &Ownership,
+    rules: &ChildContext<'_>,
+    group: usize,
     resource: &Resource<'_>,
     key: &ObjectKey,
     doing: &str,
 ) -> ExistingObject {
+    let &ChildContext { parent, ownership, groups, .. } = rules;
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => return ExistingObject::Absent,
@@ -67,8 +71,12 @@ pub(super) async fn explain_existing(
     let annotations = metadata.annotations.as_ref().map(StringMap::from).unwrap_or_default();
     let labels = metadata.labels.as_ref().map(StringMap::from).unwrap_or_default();
     // A child that stops matching is released, unless its parent is being deleted.
-    let is_left =
-        parent.terminating && ownership.adopts().is_some_and(|selector| !selector.matches(&labels));
+    let is_left = parent.terminating
+        && ownership.selector().is_some_and(|selector| !selector.matches(&labels));
+    let left_behind = || {
+        let served = &groups[group].served;
+        LeftBehindChild::of(&live, served, &annotations, parent, ownership)
+    };
     match controller {
         Some(owner) if *owner.uid == *parent.uid && is_left => ExistingObject::NotOurs {
             message: format!(
@@ -89,17 +97,21 @@ pub(super) async fn explain_existing(
             owner: None,
             free: None,
         },
-        Some(owner) => ExistingObject::NotOurs {
-            message: format!(
-                "{doing}: it exists already and belongs to {} {}",
-                owner.kind, owner.name
-            ),
-            owner: Some(OtherOwner {
-                reference: owner.clone(),
-                namespace: key.namespace.clone(),
-                is_parent: is_declared_child(&live, &annotations),
-            }),
-            free: None,
+        Some(owner) => match left_behind() {
+            Some(_) if live.is_terminating() => passing(doing, "the old object is being deleted"),
+            Some(child) => ExistingObject::LeftBehind(child),
+            None => ExistingObject::NotOurs {
+                message: format!(
+                    "{doing}: it exists already and belongs to {} {}",
+                    owner.kind, owner.name
+                ),
+                owner: Some(OtherOwner {
+                    reference: owner.clone(),
+                    namespace: key.namespace.clone(),
+                    is_parent: is_declared_child(&live, &annotations),
+                }),
+                free: None,
+            },
         },
         None if live.is_terminating() => passing(doing, "the old object is being deleted"),
         None => explain_orphan(parent, ownership, &live, &annotations, doing),
@@ -127,18 +139,22 @@ fn explain_orphan(
     }
     let free = live.metadata.uid.clone();
     let labels = live.metadata.labels.as_ref().map(StringMap::from).unwrap_or_default();
-    match ownership.adopts() {
-        Some(selector) if selector.matches(&labels) && !parent.terminating => {
-            passing(doing, "it is about to be adopted")
-        }
-        Some(selector) if selector.matches(&labels) => {
-            not_ours(", has no owner and is not adopted by a parent that is being deleted", free)
-        }
-        Some(selector) => {
-            let why = format!(", has no owner and does not match the parent's selector {selector}");
-            not_ours(&why, free)
-        }
-        None => not_ours(" and has no owner", free),
+    let Some(selector) = ownership.selector() else { return not_ours(" and has no owner", free) };
+    if !selector.matches(&labels) {
+        let why = format!(", has no owner and does not match the parent's selector {selector}");
+        not_ours(&why, free)
+    } else if parent.terminating {
+        not_ours(", has no owner and is not adopted by a parent that is being deleted", free)
+    } else if ownership.adopts().is_none() {
+        let why = format!(
+            ", has no owner and is not adopted, since the parent's selector {selector} requires no \
+             label"
+        );
+        not_ours(&why, free)
+    } else if ownership.admits(live) {
+        passing(doing, "it is about to be adopted")
+    } else {
+        not_ours(&format!(": {}", adoption::unproven("it")), free)
     }
 }
 
@@ -159,11 +175,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::children::fixtures::parent;
+    use crate::meta::{adoption::AdoptionRule, children::fixtures::parent};
 
     #[test]
     fn object_without_a_controller_is_adopted_free_or_attached_by_a_decorator() {
-        let selected = Ownership::Selected { selector: "app=x".parse().unwrap(), generated: false };
+        let selected = Ownership::Selected {
+            selector: "app=x".parse().unwrap(),
+            generated: false,
+            rule: AdoptionRule::default(),
+        };
         let attaching = Ownership::Annotated { controller: "ours".to_owned() };
         // `None` is a state that ends by itself, and `Some` whether the object is free.
         for (ownership, terminating, label, attached_by, expected) in [
@@ -186,6 +206,7 @@ mod tests {
 
             let found = match found {
                 ExistingObject::Absent => panic!("it exists"),
+                ExistingObject::LeftBehind(_) => panic!("it has no owner"),
                 ExistingObject::Passing(_) => None,
                 ExistingObject::NotOurs { message, free, .. } => {
                     let is_attached = message.contains("attached by the DecoratorController");

@@ -89,9 +89,12 @@ impl Apply {
         let rules = target.rules;
         let resource = target.resource(write.group);
         let doing = format!("creating {}", target.what);
-        match explain_existing(rules.parent, rules.ownership, &resource, &write.key, &doing).await {
+        match explain_existing(rules, write.group, &resource, &write.key, &doing).await {
             ExistingObject::Absent => {}
             ExistingObject::Passing(error) => return Err(error),
+            ExistingObject::LeftBehind(child) => {
+                return Err(self.delete_left_behind(target, &child, &resource, &write.key).await);
+            }
             ExistingObject::NotOurs { free: Some(uid), .. } if self.parents.takes_over => {
                 if target.is_halted() {
                     return Ok(None);
@@ -140,7 +143,7 @@ impl Apply {
             }
             applied = resource.apply(&key, body, manager, true).await;
             if applied.is_ok() {
-                writes.took_over(parent, text);
+                writes.note(parent, "FieldsTakenOver", text);
             }
         }
         let response = match applied {

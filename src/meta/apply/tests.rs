@@ -21,6 +21,7 @@ use crate::{
     manager::{Epoch, StopReason},
     meta::{
         ResponseBudget, Selector, UpdateMethod,
+        adoption::AdoptionRule,
         children::{Child, Parent, ServedChildType, fixtures::*},
         merge,
         ownership::Ownership,
@@ -158,7 +159,8 @@ impl Harness {
         let (parent, groups) = (self.parent.clone(), self.groups.clone());
         let (observed, selector) = (self.observed.clone(), self.selector.clone());
         tasks.spawn(async move {
-            let ownership = Ownership::Selected { selector, generated: false };
+            let ownership =
+                Ownership::Selected { selector, generated: false, rule: AdoptionRule::default() };
             let rules = ChildContext {
                 parent: &parent,
                 groups: &groups,

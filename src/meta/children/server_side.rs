@@ -224,7 +224,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::{Selector, children::fixtures::*, ownership::Ownership};
+    use crate::meta::{
+        Selector, adoption::AdoptionRule, children::fixtures::*, ownership::Ownership,
+    };
 
     fn config_map(data: &str) -> Value {
         json!({
@@ -253,8 +255,11 @@ mod tests {
     /// Returns the step for an observed object, or none, that is wanted with this content.
     fn step(method: UpdateMethod, observed: Option<Value>, wanted: Value) -> Option<WriteStep> {
         let (parent, groups) = (parent(Some("ns")), groups(method));
-        let ownership =
-            Ownership::Selected { selector: Selector::label("app", "x"), generated: false };
+        let ownership = Ownership::Selected {
+            selector: Selector::label("app", "x"),
+            generated: false,
+            rule: AdoptionRule::default(),
+        };
         let observed: Vec<Child> =
             observed.into_iter().map(|object| child(0, "a", object)).collect();
         let rules = ChildContext {

@@ -1,7 +1,7 @@
 //! Tests of the validation and the plan.
 
 use super::{fixtures::*, *};
-use crate::meta::{Selector, ownership::DECORATED_BY};
+use crate::meta::{Selector, adoption::AdoptionRule, ownership::DECORATED_BY};
 
 fn config_map(name: &str) -> Value {
     json!({
@@ -19,7 +19,11 @@ fn object(write: &Write) -> Value {
 }
 
 fn ownership() -> Ownership {
-    Ownership::Selected { selector: Selector::label("app", "x"), generated: false }
+    Ownership::Selected {
+        selector: Selector::label("app", "x"),
+        generated: false,
+        rule: AdoptionRule::default(),
+    }
 }
 
 fn checked(
@@ -227,7 +231,8 @@ fn label_of_a_refused_child_is_not_quoted() {
 fn a_generated_selector_labels_children() {
     let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
     let selector = Selector::label("controller-uid", "parent-uid");
-    let ownership = Ownership::Selected { selector, generated: true };
+    let ownership =
+        Ownership::Selected { selector, generated: true, rule: AdoptionRule::default() };
     let rules = ChildContext {
         parent: &parent,
         groups: &groups,

@@ -101,6 +101,8 @@ fn each_field_of_a_composite_controller_has_its_effect() {
     check("/spec/resyncPeriodSeconds", json!(61), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/workers": "7"}), DUE);
     check("/metadata/annotations", json!({"pilotlight.dev/max-owner-depth": "7"}), SPREAD);
+    let optional = json!({"pilotlight.dev/optional-related": "example.com/gadgets"});
+    check("/metadata/annotations", optional, AT_ONCE);
     let applied = json!({"pilotlight.dev/apply-strategy": "server-side-apply"});
     check("/metadata/annotations", applied, AT_ONCE);
     check("/metadata/annotations", json!({"pilotlight.dev/apply-field-manager": "b"}), AT_ONCE);

@@ -16,6 +16,7 @@ use crate::{
     list_page::ListPage,
     manager::ControllerState,
     meta::{
+        ControllerKind,
         declared::DeclaredState,
         finalizer::Finalizer,
         patches::Patches,
@@ -28,6 +29,16 @@ use crate::{
 /// Number of parents in one page of a list; bounds the memory of a release.
 const PAGE: u32 = 100;
 
+/// Parents that are to be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FreedParents {
+    /// Every parent: an edit has dropped the finalize hook, or the type.
+    All,
+    /// Every parent that is not being deleted. The others wait for their finalize hook: the
+    /// controller was deleted, and may be applied again.
+    NotTerminating,
+}
+
 /// State of a type whose objects are to be freed.
 enum FoundType {
     Served(Arc<ServedType>),
@@ -37,24 +48,24 @@ enum FoundType {
 }
 
 impl DeclarationReconciler {
-    /// Frees the parents of these types, without a call of the hook. Types whose parents are free
-    /// are removed from `finalizes`.
+    /// Frees parents of these types, without a call of the hook. Types whose parents are free are
+    /// removed from `finalizes`.
     ///
     /// # Errors
     ///
     /// The first failure, after all types were tried; at once if the server throttles a request or
     /// the epoch is over. Parents that are free by then need no request in the next attempt.
-    pub(super) async fn free_parents(
+    async fn free_parents(
         &self,
         name: &str,
-        types: &[TypeRef],
+        (types, which): (&[TypeRef], FreedParents),
         finalizes: &mut Vec<TypeRef>,
         context: &Context,
     ) -> Result<(), ReconcileError> {
         let mut first_error = None;
         for type_ref in types {
             let result = match self.found(type_ref) {
-                FoundType::Served(served) => self.free(name, &served, context).await,
+                FoundType::Served(served) => self.free(name, &served, which, context).await,
                 // The objects of an absent type are gone.
                 FoundType::Absent => Ok(0),
                 FoundType::Unknown => {
@@ -116,7 +127,20 @@ impl DeclarationReconciler {
         if earlier.is_empty() || !is_settled {
             return Ok(());
         }
-        self.free_parents(name, &earlier, &mut declared.finalizes, context).await
+        let earlier = (&*earlier, FreedParents::All);
+        self.free_parents(name, earlier, &mut declared.finalizes, context).await
+    }
+
+    /// Frees the parents of a deleted controller, except those that are being deleted.
+    pub(super) async fn free_parents_of_deleted(
+        &self,
+        name: &str,
+        declared: &mut DeclaredState,
+        context: &Context,
+    ) -> Result<(), ReconcileError> {
+        let types = declared.finalizes.clone();
+        let types = (&*types, FreedParents::NotTerminating);
+        self.free_parents(name, types, &mut declared.finalizes, context).await
     }
 
     /// Frees the parents of a controller that declares no hook any more, once its run has ended.
@@ -130,11 +154,12 @@ impl DeclarationReconciler {
             return Ok(());
         }
         let types = declared.finalizes.clone();
-        self.free_parents(name, &types, &mut declared.finalizes, context).await
+        let types = (&*types, FreedParents::All);
+        self.free_parents(name, types, &mut declared.finalizes, context).await
     }
 
-    /// Returns whether an object of these types has the finalizer of the controller, or may have
-    /// it. Writes nothing.
+    /// Returns whether an object of these types that is not being deleted has the finalizer of the
+    /// controller, or may have it. Writes nothing.
     ///
     /// # Errors
     ///
@@ -154,7 +179,7 @@ impl DeclarationReconciler {
             };
             let mut pages = pin!(self.held(context.client(), &served, &finalizer));
             while let Some(objects) = pages.try_next().await? {
-                if !objects.is_empty() {
+                if !objects.iter().all(is_terminating) {
                     return Ok(true);
                 }
             }
@@ -162,8 +187,8 @@ impl DeclarationReconciler {
         Ok(false)
     }
 
-    /// Removes the finalizer of a controller from all objects of a type. Returns the number of
-    /// changed objects.
+    /// Removes the finalizer of a controller from objects of a type. Returns the number of changed
+    /// objects.
     ///
     /// # Errors
     ///
@@ -173,14 +198,20 @@ impl DeclarationReconciler {
         &self,
         name: &str,
         served: &ServedType,
+        which: FreedParents,
         context: &Context,
     ) -> Result<usize, kube::Error> {
         let finalizer = Finalizer::of(self.kind, name, false);
-        let (client, mut first_error, mut freed) = (context.client(), None, 0);
+        let (client, mut first_error, mut freed, mut kept) = (context.client(), None, 0, 0);
         let patches = Patches::default();
         let mut pages = pin!(self.held(client, served, &finalizer));
         while let Some(objects) = pages.try_next().await? {
             for object in objects {
+                if which == FreedParents::NotTerminating && is_terminating(&object) {
+                    kept += 1;
+                    self.report_kept(name, served, &object, &finalizer, context);
+                    continue;
+                }
                 let patch = finalizer.removed(object.header());
                 let resource = Resource::new(client, served);
                 match patches.merge::<Box<RawValue>>(&resource, object.key(), &patch).await {
@@ -205,7 +236,36 @@ impl DeclarationReconciler {
                 self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
             }
         }
+        if kept > 0 {
+            tracing::warn!(
+                name,
+                kind = %served.kind,
+                kept,
+                release = release_command(self.kind, name),
+                "objects that are being deleted keep the finalizer of a deleted controller; apply it \
+                 again, or release them"
+            );
+        }
         first_error.map_or(Ok(freed), Err)
+    }
+
+    /// Reports an object that waits for the finalize hook of a deleted controller.
+    fn report_kept(
+        &self,
+        name: &str,
+        served: &ServedType,
+        object: &Object,
+        finalizer: &Finalizer,
+        context: &Context,
+    ) {
+        let text = format!(
+            "Finalizer {} kept: the controller {name} was deleted before it finalized this object; \
+             apply the controller again, or run: {}",
+            finalizer.name,
+            release_command(self.kind, name)
+        );
+        let subject = subject(served, object);
+        self.recorder.publish(context, &subject, Severity::Warning, "FinalizerKept", &text);
     }
 
     /// Lists the objects of a type that have the finalizer, page by page. An object without
@@ -243,6 +303,18 @@ impl DeclarationReconciler {
             .list(parameters)
             .map_err(kube::Error::BuildRequest)?;
         resource::send(client, Method::GET, list.uri().to_string(), "", None).await
+    }
+}
+
+fn is_terminating(object: &Object) -> bool {
+    object.header().deletion_timestamp.is_some()
+}
+
+/// Returns the command that frees the parents of a deleted controller.
+fn release_command(kind: ControllerKind, name: &str) -> String {
+    match kind {
+        ControllerKind::Composite => format!("pilotlight release {name}"),
+        ControllerKind::Decorator => format!("pilotlight release --kind {} {name}", kind.kind()),
     }
 }
 

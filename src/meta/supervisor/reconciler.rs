@@ -202,6 +202,7 @@ impl DeclarationReconciler {
             customize_limits: self.options.customize,
             recreates_at_once: self.options.recreate_without_dry_run,
             lenience: self.options.lenience,
+            adoption: self.options.adoption,
             revision_namespace: self
                 .cluster
                 .namespace
@@ -467,8 +468,7 @@ impl DeclarationReconciler {
                 return Ok(Outcome::Done);
             }
         }
-        let types = declared.finalizes.clone();
-        let freed = self.free_parents(name, &types, &mut declared.finalizes, context).await;
+        let freed = self.free_parents_of_deleted(name, &mut declared, context).await;
         self.changes.update(name, |known| known.finalizes = declared.finalizes);
         freed?;
         tracing::info!(name, "declared controller removed");

@@ -20,6 +20,7 @@ mod panics;
 mod pruned;
 mod refused_parts;
 mod reports;
+mod replaced_parent;
 mod responding_hook;
 mod rollout;
 mod slots;

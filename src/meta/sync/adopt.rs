@@ -11,13 +11,12 @@ use crate::{
     controller::Context,
     informer::{Header, Object},
     kind::ServedType,
-    manager::Requester,
     meta::{
-        ForeignObjects, Selector,
-        apply::most_at_once,
+        ForeignReason, Parents, Selector, adoption,
+        apply::{is_alive, most_at_once},
         children::{Child, Parent, ServedChildType, owner_reference},
         claim::{self, Claim},
-        patches::Patches,
+        ownership::Ownership,
         resource::{Resource, is_gone},
     },
     redaction,
@@ -29,21 +28,31 @@ impl ParentReconciler {
     pub(super) async fn claim(
         &self,
         parent: &Parent,
-        selector: &Selector,
+        ownership: &Ownership,
         groups: &[ServedChildType],
         candidates: Vec<(usize, Object)>,
         context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
-        let foreign = &self.parents.foreign;
-        let decide = |object: &Object| {
+        // A decorator claims by its annotation.
+        let Some(selector) = ownership.selector() else { return Ok(Vec::new()) };
+        let parents = &*self.parents;
+        let decide = |group: usize, object: &Object| {
             let header = object.header();
-            let claim = claim::claim(header, &parent.uid, parent.terminating, selector);
-            let is_foreign = claim == Claim::Adopt && foreign.contains(&parent.uid, header);
-            if is_foreign { Claim::Ignore } else { claim }
+            match claim::claim(header, &parent.uid, parent.terminating, selector) {
+                Claim::Adopt => match parents.foreign.get(&parent.uid, header) {
+                    None if ownership.adopts().is_some() => Claim::Adopt,
+                    Some(ForeignReason::Unproven) => {
+                        contest_unproven(parents, parent, &groups[group].served, object);
+                        Claim::Ignore
+                    }
+                    None | Some(ForeignReason::NotOurs) => Claim::Ignore,
+                },
+                claim @ (Claim::Owned | Claim::Release | Claim::Ignore) => claim,
+            }
         };
         let decided: Vec<_> = candidates
             .into_iter()
-            .map(|(group, object)| (decide(&object), group, object))
+            .map(|(group, object)| (decide(group, &object), group, object))
             .filter(|(claim, ..)| *claim != Claim::Ignore)
             .collect();
         if decided.iter().all(|(claim, ..)| *claim == Claim::Owned) {
@@ -59,8 +68,15 @@ impl ParentReconciler {
         let has_failed = AtomicBool::new(false);
         let writes = decided.into_iter().map(|(decision, group, object)| {
             let resource = Resource::new(context.requester(), &groups[group].served);
-            let (served, patches) = (&groups[group].served, &self.parents.patches);
-            let write = ClaimWrite { parent, selector, foreign, patches, resource, served, object };
+            let write = ClaimWrite {
+                parent,
+                selector,
+                ownership,
+                parents,
+                resource,
+                served: &groups[group].served,
+                object,
+            };
             let has_failed = &has_failed;
             async move {
                 let claimed = match decision {
@@ -93,8 +109,8 @@ impl ParentReconciler {
 struct ClaimWrite<'a> {
     parent: &'a Parent,
     selector: &'a Selector,
-    foreign: &'a ForeignObjects,
-    patches: &'a Patches,
+    ownership: &'a Ownership,
+    parents: &'a Parents,
     resource: Resource<'a>,
     served: &'a ServedType,
     object: Object,
@@ -107,7 +123,7 @@ impl ClaimWrite<'_> {
         let patch = owners_patch(&served.kind, object.header(), &object.json(), |owners| {
             owners.retain(|owner| owner["uid"] != *parent.uid);
         })?;
-        match self.patches.merge(&self.resource, object.key(), &patch).await {
+        match self.parents.patches.merge(&self.resource, object.key(), &patch).await {
             Err(error) if !is_gone(&error) => {
                 let doing = format!("releasing {} {}", served.kind, object.key());
                 Err(SyncError::of_write(&doing, &error))
@@ -120,21 +136,27 @@ impl ClaimWrite<'_> {
     /// stored; `None` if the parent may not adopt it any more.
     async fn adopt(&self, has_failed: &AtomicBool) -> Result<Option<Object>, SyncError> {
         let Self { parent, served, object, .. } = self;
-        let live = match self.resource.get(object.key()).await {
-            Ok(live) => Object::from_json(live.json(), served),
+        let stored = match self.resource.get(object.key()).await {
+            Ok(stored) => stored,
             Err(error) if is_gone(&error) => return Ok(None),
             Err(error) => {
                 let doing = format!("reading {} {}", served.kind, object.key());
                 return Err(SyncError::of_write(&doing, &error));
             }
         };
-        let live = live.map_err(|error| {
+        let live = Object::from_json(stored.json(), served).map_err(|error| {
             SyncError::Failed(format!("{} {}: {error}", served.kind, object.key()))
         })?;
         // The cache may be behind: another controller may have adopted the object.
         let header = live.header();
         if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt {
-            self.foreign.insert(&parent.uid, object.header());
+            self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::NotOurs);
+            return Ok(None);
+        }
+        // Caches hold no managed fields, and no annotations of metadata entries.
+        if !self.ownership.admits(&stored) {
+            self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::Unproven);
+            contest_unproven(self.parents, parent, served, object);
             return Ok(None);
         }
         if has_failed.load(Ordering::Relaxed) {
@@ -143,7 +165,7 @@ impl ClaimWrite<'_> {
         let patch = owners_patch(&served.kind, header, &live.json(), |owners| {
             owners.push(owner_reference(parent))
         })?;
-        match self.patches.merge::<Box<RawValue>>(&self.resource, object.key(), &patch).await {
+        match self.parents.patches.merge::<Box<RawValue>>(&self.resource, object.key(), &patch).await {
             Ok(adopted) => Object::from_json(adopted.get(), served)
                 .map(Some)
                 .map_err(|error| SyncError::Failed(format!("adopted {}: {error}", served.kind))),
@@ -156,13 +178,11 @@ impl ClaimWrite<'_> {
     }
 }
 
-/// Reads the parent from the server, since the cache may be outdated.
-pub(super) async fn is_alive(parent: &Parent, requester: Requester<'_>) -> Result<bool, SyncError> {
-    match Resource::new(requester, &parent.served).get(&parent.key).await {
-        Ok(live) => Ok(live.is(&parent.uid) && !live.is_terminating()),
-        Err(error) if is_gone(&error) => Ok(false),
-        Err(error) => Err(SyncError::of_write("reading the parent", &error)),
-    }
+/// Records that an orphan is not adopted, to be reported like an object of another owner.
+fn contest_unproven(parents: &Parents, parent: &Parent, served: &ServedType, object: &Object) {
+    let what = format!("{} {}", served.kind, object.key());
+    let message = adoption::unproven(&what);
+    parents.writes.contest(&parent.key, what, message, None);
 }
 
 /// Returns a patch of the owner references alone, for exactly this version of the object.

@@ -71,7 +71,8 @@ impl ParentReconciler {
         // Written even if children failed, since the status reports that.
         let written = self.write_status(parent, &object, status, context).await;
         let recheck = self.report_flapping(parent, context);
-        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
+        let contested = self.report_contested(parent, context);
+        let recheck = recheck.into_iter().chain(contested).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
         let managed = match (managed, &written) {
             (Err(SyncError::Failed(children)), Err(SyncError::Failed(status))) => {
@@ -87,8 +88,10 @@ impl ParentReconciler {
         let is_next = (has_moved && children_are_desired) || (!is_rolled_out && confirmed);
         let next = is_next.then_some(Duration::ZERO);
         let recheck = recheck.into_iter().chain(rechecked?).chain(next).min();
-        // The chain of owners may change while the parent does not.
-        if as_desired && !has_own && !is_freed && is_rolled_out {
+        // The chain of owners may change while the parent does not, and the report of contested
+        // objects with the next sync.
+        let is_settled = as_desired && !has_own && !is_freed && is_rolled_out;
+        if is_settled && contested.is_none() {
             self.parents.writes.keep_record(&parent.key, record);
         }
         Ok(recheck)

@@ -13,7 +13,7 @@ use crate::{
         fingerprint::Fingerprint,
         hook_metrics::CallOutcome,
         protocol,
-        related::{RelatedError, RelatedGroup},
+        related::{RelatedError, RelatedGroup, RulesToRead},
         rollout::OlderParent,
     },
 };
@@ -46,18 +46,16 @@ impl ParentReconciler {
         let mut all = vec![Arc::clone(&rules)];
         all.extend(kept);
         let all = union(&all);
-        let read = match self.read_related(hook, parent, &rules, &all, &all, context).await {
-            Err(SyncError::Outdated(why)) => {
-                // Outdated rules may name a type that cannot be listed. That must not delay the
-                // call that replaces them.
-                let current = union(&self.current_rules(parent, &rules, older)?);
-                if current == all {
-                    return Err(SyncError::Outdated(why));
-                }
-                self.read_related(hook, parent, &rules, &current, &all, context).await?
+        let mut read = self.read_related(parent, &rules, &all, &all, context).await;
+        if let Err(RelatedError::NotListed(_) | RelatedError::Unreadable(_)) = read {
+            // Outdated rules may name a type that cannot be listed. That must not delay the call
+            // that replaces them.
+            let current = union(&self.current_rules(parent, &rules, older)?);
+            if current != all {
+                read = self.read_related(parent, &rules, &current, &all, context).await;
             }
-            read => read?,
-        };
+        }
+        let read = read.map_err(|error| self.related_error(hook, parent, error))?;
         Ok((rules, read))
     }
 
@@ -95,7 +93,8 @@ impl ParentReconciler {
         let wanted = union(&all);
         let mut related = Vec::with_capacity(older.len());
         for rules in &all[1..] {
-            related.push(self.read_related(hook, parent, rules, &wanted, &wanted, context).await?);
+            let read = self.read_related(parent, rules, &wanted, &wanted, context).await;
+            related.push(read.map_err(|error| self.related_error(hook, parent, error))?);
         }
         Ok(related)
     }
@@ -104,25 +103,35 @@ impl ParentReconciler {
     /// and `kept` are these and others whose types stay cached.
     async fn read_related(
         &self,
-        hook: &CountedHook,
         parent: &Parent,
-        rules: &[RelatedRule],
+        read: &[RelatedRule],
         wanted: &[RelatedRule],
         kept: &[RelatedRule],
         context: &Context,
-    ) -> Result<Vec<RelatedGroup>, SyncError> {
-        let related = &self.parents.related;
-        let read = related.read(&parent.key, rules, wanted, kept, &self.types, context).await;
-        read.map_err(|error| match error {
+    ) -> Result<Vec<RelatedGroup>, RelatedError> {
+        let (optional, restricted) =
+            (&self.definition.optional_related, self.restricted.as_deref());
+        let rules = RulesToRead { read, wanted, kept, optional, restricted };
+        self.parents.related.read(&parent.key, rules, &self.types, context).await
+    }
+
+    /// Returns the error of a sync without all its related objects. The parent is enqueued when a
+    /// type that could not be read is listed.
+    fn related_error(&self, hook: &CountedHook, parent: &Parent, error: RelatedError) -> SyncError {
+        match error {
             RelatedError::Cancelled => SyncError::Cancelled,
-            // The parent is enqueued when the type is listed.
             RelatedError::NotListed(why) => SyncError::Outdated(format!("related objects: {why}")),
+            RelatedError::Unreadable(why) => {
+                // The rule may name the wrong type, and the hook be corrected meanwhile.
+                self.parents.related.forget_response(&parent.key);
+                SyncError::Failed(format!("related objects: {why}"))
+            }
             RelatedError::Invalid(wrong) => {
-                related.forget_response(&parent.key);
+                self.parents.related.forget_response(&parent.key);
                 hook.hook.forget(&parent.key);
                 SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
             }
-        })
+        }
     }
 
     /// Returns the rules of a parent from an earlier response, if that is current, and the

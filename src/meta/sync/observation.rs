@@ -77,8 +77,8 @@ impl ParentReconciler {
             return Err(SyncError::Outdated("a cache of children has ended".to_owned()));
         }
         let children = match ownership {
-            Ownership::Selected { selector, .. } => {
-                self.claim(parent, selector, &groups, candidates, context).await?
+            Ownership::Selected { .. } => {
+                self.claim(parent, ownership, &groups, candidates, context).await?
             }
             Ownership::Annotated { .. } => {
                 let attachments = candidates.into_iter();

@@ -12,7 +12,8 @@ use crate::{
         HookError,
         children::Parent,
         hook_health::Failure,
-        parent_writes::{ContestedObject, OtherOwner},
+        ownership::Ownership,
+        parent_writes::{ContestedObject, Note, OtherOwner},
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
         sync_error::CONFLICTS_BEFORE_EVENT,
@@ -97,7 +98,27 @@ impl ParentReconciler {
         is_reported
     }
 
-    /// Reports fields that were taken over and newly contested objects as Events of the parent. An
+    /// Warns once of a selector that adopts no orphan, since it requires no label.
+    pub(super) fn report_selector(
+        &self,
+        parent: &Parent,
+        ownership: &Ownership,
+        context: &Context,
+    ) {
+        if ownership.adopts().is_none()
+            && let Some(selector) = ownership.selector()
+            && self.parents.writes.is_first_warning(&parent.key)
+        {
+            let text = format!(
+                "No orphan is adopted: the selector {selector} requires no label, so that it \
+                 matches objects of others; add matchLabels, or matchExpressions with In or Exists"
+            );
+            let subject = subject(parent);
+            self.recorder.publish(context, &subject, Severity::Warning, "SelectorTooBroad", &text);
+        }
+    }
+
+    /// Reports changes of children and newly contested objects as Events of the parent. An
     /// owner that is a parent too gets an Event for each contested object. The condition
     /// `Contested` of the controller has all of them. Returns the time until the next attempt.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
@@ -105,8 +126,8 @@ impl ParentReconciler {
         let objects = self.parents.writes.contested_objects(&parent.key);
         self.parents.hook.contested(&parent.key, objects);
         let wanted = subject(parent);
-        for text in self.parents.writes.taken_over(&parent.key) {
-            self.recorder.publish(context, &wanted, Severity::Normal, "FieldsTakenOver", &text);
+        for Note { reason, text } in self.parents.writes.notes(&parent.key) {
+            self.recorder.publish(context, &wanted, Severity::Normal, reason, &text);
         }
         for (what, ContestedObject { message, owner, .. }) in unreported {
             let text = format!("Sync error: {message}");

@@ -9,16 +9,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, value::RawValue};
 
-use super::{
-    ParentReconciler, SyncError,
-    adopt::{is_alive, owners_patch},
-    report::subject,
-};
+use super::{ParentReconciler, SyncError, adopt::owners_patch, report::subject};
 use crate::{
     controller::Context,
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
+        ForeignReason,
+        apply::is_alive,
         children::{Parent, owner_reference},
         customize::RelatedRule,
         digest::digest,
@@ -154,7 +152,7 @@ impl ParentReconciler {
         let foreign = &self.parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
-            !foreign.contains(&parent.uid, candidate.header())
+            foreign.get(&parent.uid, candidate.header()).is_none()
                 && is_free(candidate.header(), owner)
                 && is_named(owner, candidate)
         });
@@ -177,7 +175,7 @@ impl ParentReconciler {
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
             if !is_free(live.header(), owner) || !is_named(owner, &live) {
-                foreign.insert(&parent.uid, candidate.header());
+                foreign.insert(&parent.uid, candidate.header(), ForeignReason::NotOurs);
                 continue;
             }
             let alive = match alive {

@@ -151,7 +151,7 @@ async fn object_without_a_controller_is_taken_over_with_its_uid_if_that_is_enabl
     assert_eq!(requests[2].2["metadata"]["ownerReferences"][0]["uid"], "parent-uid");
     assert!(!result.unwrap());
     let writes = &harness.apply.parents.writes;
-    assert_eq!(writes.taken_over(&harness.parent.key).len(), 1);
+    assert_eq!(writes.notes(&harness.parent.key).len(), 1);
     assert!(!writes.contested(&harness.parent.key).0);
 }
 
@@ -228,8 +228,8 @@ async fn conflict_is_forced_and_the_other_manager_is_recorded_once() {
     assert_eq!(queries, [APPLY, FORCED]);
     assert_eq!(requests[0].2, requests[1].2, "with its uid");
     let writes = &harness.apply.parents.writes;
-    assert_eq!(writes.taken_over(&harness.parent.key).len(), 1);
-    assert_eq!(writes.taken_over(&harness.parent.key).len(), 0);
+    assert_eq!(writes.notes(&harness.parent.key).len(), 1);
+    assert_eq!(writes.notes(&harness.parent.key).len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -294,7 +294,7 @@ async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
 
     assert_eq!(requests[0].2["metadata"]["uid"], "u");
     assert!(matches!(result, Err(SyncError::Conflict(_))), "{result:?}");
-    assert!(harness.apply.parents.writes.taken_over(&harness.parent.key).is_empty());
+    assert!(harness.apply.parents.writes.notes(&harness.parent.key).is_empty());
 }
 
 #[tokio::test(start_paused = true)]

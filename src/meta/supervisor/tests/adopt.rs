@@ -1,10 +1,13 @@
 //! Adoption of orphans that are kept as metadata entries.
 
 use super::{
-    responding_hook::{Calls, harness, pass},
+    responding_hook::{Calls, harness, harness_of_options, pass},
     *,
 };
-use crate::testing::{Verb, simulated::AccessRule};
+use crate::{
+    meta::Adoption,
+    testing::{Verb, simulated::AccessRule},
+};
 
 fn thing(name: &str, round: usize) -> Value {
     json!({
@@ -84,6 +87,112 @@ async fn live_read_of_an_orphan_that_fails_is_retried_for_its_parent_alone_witho
     assert_eq!(adopted["metadata"]["ownerReferences"][0]["uid"], *uid);
     assert_eq!(adopted["data"], json!({"a": "b"}));
     harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn selector_that_requires_no_label_adopts_and_deletes_nothing() {
+    let (harness, calls) = harness(|_, _| json!({"children": [made()]})).await;
+    let foreign = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "foreign", "namespace": "default"},
+    });
+    let foreign = harness.server.apply(foreign).unwrap();
+    let mut spec = good();
+    spec["generateSelector"] = json!(false);
+    spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+    harness.declare("a", spec);
+    harness.running("a", 1).await;
+
+    let mut parent = thing("p", 1);
+    parent["spec"] = json!({"selector": {"matchExpressions": [
+        {"key": "nope", "operator": "DoesNotExist"},
+    ]}});
+    harness.server.apply(parent).unwrap();
+    for round in 2..6 {
+        let label = json!({
+            "apiVersion": "example.com/v1", "kind": "Thing",
+            "metadata": {"name": "p", "labels": {"round": round.to_string()}},
+        });
+        harness.server.merge(&label).unwrap();
+        pass().await;
+    }
+
+    let now = harness.server.get("v1", "ConfigMap", "default", "foreign");
+    assert_eq!(now.unwrap()["metadata"], foreign["metadata"]);
+    assert_eq!(take(&calls).last(), Some(&("p".to_owned(), 1)), "its own child stays its child");
+    let events = harness.server.list("v1", "Event").unwrap();
+    let warnings = events.iter().filter(|event| event["reason"] == "SelectorTooBroad");
+    let warnings: Vec<_> = warnings.map(|event| (&event["type"], &event["count"])).collect();
+    assert_eq!(warnings, [(&json!("Warning"), &json!(1))]);
+    harness.end().await;
+}
+
+fn made() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "made", "namespace": "default"},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn orphan_without_evidence_is_not_adopted_and_reported_once() {
+    for is_wanted in [false, true] {
+        let options = MetaOptions { adoption: Adoption::Proven, ..MetaOptions::default() };
+        let (harness, calls) = harness_of_options(options, move |kind, request| {
+            let wanted = json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": "orphan", "namespace": "default"},
+            });
+            if is_wanted { json!({"children": [wanted]}) } else { same(kind, request) }
+        })
+        .await;
+        harness.server.apply(thing("p", 1)).unwrap();
+        let mut spec = good();
+        spec["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
+        let parent = harness.server.get("example.com/v1", "Thing", "", "p").unwrap();
+        let orphan = |annotations: Value| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {
+                    "name": "orphan", "namespace": "default", "annotations": annotations,
+                    "labels": {"controller-uid": parent["metadata"]["uid"]},
+                },
+                "data": {"a": "b"},
+            })
+        };
+        let before = harness.server.apply(orphan(json!({}))).unwrap();
+        harness.declare("a", spec);
+        harness.running("a", 1).await;
+        for round in 2..6 {
+            harness.server.apply(thing("p", round)).unwrap();
+            pass().await;
+        }
+
+        let now = harness.server.get("v1", "ConfigMap", "default", "orphan").unwrap();
+        assert_eq!(now, before, "wanted: {is_wanted}");
+        assert!(take(&calls).iter().all(|call| *call == ("p".to_owned(), 0)));
+        let events = harness.server.list("v1", "Event").unwrap();
+        let reports = events.iter().filter(|event| event["reason"] == "SyncError");
+        let reports: Vec<_> =
+            reports.map(|it| (it["message"].as_str().unwrap(), &it["count"])).collect();
+        let [(message, count)] = reports[..] else { panic!("{reports:?}") };
+        assert!(message.contains("pilotlight.dev/adopt=true"), "{message}");
+        assert_eq!(*count, json!(1), "{message}");
+        let controllers = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        let contested = || {
+            let object = harness.server.get(controllers.0, controllers.1, "", "a").unwrap();
+            let conditions = object["status"]["conditions"].as_array().unwrap().clone();
+            conditions.into_iter().find(|it| it["type"] == "Contested").unwrap()
+        };
+        assert_eq!(contested()["message"], "1 contested: ConfigMap default/orphan for p");
+
+        harness.server.apply(orphan(json!({"pilotlight.dev/adopt": "true"}))).unwrap();
+        sleep(Duration::from_secs(600)).await;
+        let adopted = harness.server.get("v1", "ConfigMap", "default", "orphan").unwrap();
+        assert_eq!(adopted["metadata"]["ownerReferences"][0]["name"], "p");
+        assert_eq!(contested()["status"], "False", "wanted: {is_wanted}");
+        harness.end().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! Related objects: the customize hook, its types and their changes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{
     responding_hook::{Calls, harness, harness_of_options, pass},
     *,
@@ -46,9 +48,29 @@ fn as_declared(kind: HookKind, request: &Value) -> Value {
     }
 }
 
+/// Declares a controller to which gadgets are optional.
+fn declare_optional(harness: &Harness, spec: Value) {
+    let annotations = json!({"pilotlight.dev/optional-related": "example.com/gadgets"});
+    let object = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+        "metadata": {"name": "a", "annotations": annotations}, "spec": spec,
+    });
+    harness.server.apply(object).unwrap();
+}
+
 async fn declared(version: &str, rules: Value) -> (Harness, Calls) {
     let (harness, calls) = harness(as_declared).await;
     harness.declare("a", customizing(version));
+    harness.running("a", 1).await;
+    harness.server.apply(thing("p", json!({"relatedResources": rules}))).unwrap();
+    pass().await;
+    (harness, calls)
+}
+
+/// As [`declared`], while gadgets are optional.
+async fn optional(version: &str, rules: Value) -> (Harness, Calls) {
+    let (harness, calls) = harness(as_declared).await;
+    declare_optional(&harness, customizing(version));
     harness.running("a", 1).await;
     harness.server.apply(thing("p", json!({"relatedResources": rules}))).unwrap();
     pass().await;
@@ -163,9 +185,84 @@ async fn rules_are_requested_again_when_the_parent_is_declared_differently_or_af
 }
 
 #[tokio::test(start_paused = true)]
-async fn related_type_comes_and_goes_within_the_epoch() {
+async fn required_related_type_that_is_missing_fails_each_sync_until_it_is_served() {
     let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
     let (harness, calls) = declared("v2", rules).await;
+    let synced = || count(&calls, HookKind::Sync);
+    let messages = |harness: &Harness| {
+        let events = harness.server.list("v1", "Event").unwrap();
+        let events = events.iter().filter(|event| event["reason"] == "SyncError");
+        assert!(events.clone().all(|event| event["type"] == "Warning"));
+        events.map(|event| event["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(synced(), 0, "a missing type is not an empty one");
+    let [message] = &messages(&harness)[..] else { panic!("{:?}", messages(&harness)) };
+    for part in ["relatedResources[0]", "gadgets", "does not serve it", "optional-related"] {
+        assert!(message.contains(part), "{message}");
+    }
+
+    let versions = || gadgets().version("v1").version("v2");
+    harness.server.install(&versions().build()).unwrap();
+    pass().await;
+    assert_eq!(related(&calls), json!({"Gadget.example.com/v1": {}}));
+    let gadget = json!({
+        "apiVersion": "example.com/v1", "kind": "Gadget",
+        "metadata": {"name": "g", "namespace": "default"},
+    });
+    harness.server.apply(gadget).unwrap();
+    pass().await;
+    assert_eq!(keys(&calls, "Gadget.example.com/v1"), ["default/g"]);
+    let before = synced();
+
+    let unserved = gadgets().unserved_version("v1").version("v2");
+    harness.server.install(&unserved.build()).unwrap();
+    sleep(Duration::from_secs(600)).await;
+    let labelled = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "p", "labels": {"x": "y"}},
+    });
+    harness.server.merge(&labelled).unwrap();
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(synced(), before, "its objects exist at another version");
+    assert!(messages(&harness).iter().any(|it| it.contains("served are v2")));
+
+    harness.server.install(&versions().build()).unwrap();
+    pass().await;
+    assert_eq!(keys(&calls, "Gadget.example.com/v1"), ["default/g"]);
+    assert!(synced() > before);
+    assert_eq!(harness.epoch("a"), Some(1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_with_a_mistake_is_requested_again_once_the_hook_is_corrected() {
+    let mistaken = json!([{"apiVersion": "v1", "resource": "configmapz"}]);
+    let is_corrected = Arc::new(AtomicBool::new(false));
+    let corrected = Arc::clone(&is_corrected);
+    let (harness, calls) = harness(move |kind, request| match kind {
+        HookKind::Customize if corrected.load(Ordering::Relaxed) => {
+            json!({"relatedResources": maps(json!({}))})
+        }
+        HookKind::Customize | HookKind::Sync | HookKind::Finalize => as_declared(kind, request),
+    })
+    .await;
+    harness.declare("a", customizing("v2"));
+    harness.server.apply(thing("p", json!({"relatedResources": mistaken}))).unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(count(&calls, HookKind::Sync), 0);
+
+    is_corrected.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(300)).await;
+
+    assert_eq!(related(&calls), json!({"ConfigMap.v1": {}}), "before the response is outdated");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_related_type_comes_and_goes_within_the_epoch() {
+    let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
+    let (harness, calls) = optional("v2", rules).await;
     assert_eq!(related(&calls), json!({}), "its kind is not known");
     let gadget = |name: &str| {
         json!({
@@ -194,9 +291,9 @@ async fn related_type_comes_and_goes_within_the_epoch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn related_type_that_is_missing_keeps_its_empty_key_in_the_next_epoch() {
+async fn optional_related_type_that_is_missing_keeps_its_empty_key_in_the_next_epoch() {
     let rules = json!([{"apiVersion": "example.com/v1", "resource": "gadgets"}]);
-    let (harness, calls) = declared("v2", rules).await;
+    let (harness, calls) = optional("v2", rules).await;
     harness.server.install(&gadgets().build()).unwrap();
     pass().await;
     harness.server.uninstall(&gadgets().name()).unwrap();
@@ -205,7 +302,7 @@ async fn related_type_that_is_missing_keeps_its_empty_key_in_the_next_epoch() {
     edited["childResources"] = json!([{"apiVersion": "v1", "resource": "configmaps"}]);
     let before = count(&calls, HookKind::Sync);
 
-    harness.declare("a", edited);
+    declare_optional(&harness, edited);
     harness.running("a", 2).await;
     pass().await;
 
@@ -324,7 +421,7 @@ async fn parent_is_not_synced_while_a_related_type_may_not_be_listed() {
     sleep(Duration::from_secs(60)).await;
     assert_eq!(count(&calls, HookKind::Sync), synced, "an unreadable type is not an empty one");
     let events = harness.server.list("v1", "Event").unwrap();
-    let event = events.iter().find(|event| event["reason"] == "SyncDelayed").unwrap();
+    let event = events.iter().find(|event| event["reason"] == "SyncError").unwrap();
     let message = event["message"].as_str().unwrap();
     assert!(message.contains("related objects: ") && message.contains("configmaps"), "{message}");
 

@@ -1,5 +1,7 @@
 //! Parents of a controller that is deleted or no longer finalizes them: they are freed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{
     finalize::{
         OURS, WIDGET, events, faulty, finalizers, finalizing, has_child, hooks, manage_parent,
@@ -139,6 +141,45 @@ async fn parents_of_a_deleted_controller_are_freed_without_the_hook() {
         json!(["metacontroller.io/compositecontroller-b"]),
         "that of another controller stays"
     );
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parent_in_deletion_waits_for_its_deleted_controller_to_return() {
+    let ends = Arc::new(AtomicBool::new(false));
+    let may_end = Arc::clone(&ends);
+    let (harness, calls) = harness(move |kind, _| match kind {
+        HookKind::Sync => json!({"children": []}),
+        HookKind::Finalize => json!({"children": [], "finalized": may_end.load(Ordering::Relaxed)}),
+        HookKind::Customize => panic!("it is not declared"),
+    })
+    .await;
+    manage_parent(&harness, finalizing()).await;
+    let mut other = thing(json!({"app": "x"}));
+    other["metadata"]["name"] = json!("q");
+    harness.server.apply(other).unwrap();
+    pass().await;
+    harness.server.remove(WIDGET.0, WIDGET.1, "", "p").unwrap();
+    pass().await;
+
+    harness.server.remove(CONTROLLER.0, CONTROLLER.1, "", "a").unwrap();
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(finalizers(&harness), json!([OURS]), "its hook has not finalized it");
+    let other = harness.server.get(WIDGET.0, WIDGET.1, "", "q").unwrap();
+    assert_eq!(other["metadata"]["finalizers"], Value::Null);
+    assert_eq!(events(&harness, "FinalizerKept"), ["p"]);
+    let all = harness.server.list("v1", "Event").unwrap();
+    let kept = all.iter().find(|event| event["reason"] == "FinalizerKept").unwrap();
+    assert!(kept["message"].as_str().unwrap().ends_with("or run: pilotlight release a"), "{kept}");
+    assert_eq!(events(&harness, "Stopped"), ["a"], "nothing else is due");
+
+    ends.store(true, Ordering::Relaxed);
+    calls.lock().unwrap().clear();
+    harness.declare("a", finalizing());
+    harness.running("a", 2).await;
+    pass().await;
+    assert_eq!(parent(&harness), None);
+    assert!(hooks(&calls).contains(&HookKind::Finalize));
     harness.end().await;
 }
 

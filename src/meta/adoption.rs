@@ -1,0 +1,135 @@
+//! Adoption: which orphans become children of a composite's parent. Decisions without I/O.
+//!
+//! The author of a parent chooses its selector, and the hook need not know the objects that it
+//! matches: an adopted object that the hook does not want is deleted.
+
+use std::{fmt, str::FromStr};
+
+use super::{FieldManager, LAST_APPLIED, resource::ServerObject};
+
+/// Annotation of an object: with the value `"true"`, a parent whose selector matches the object may
+/// adopt it.
+pub const ADOPT: &str = "pilotlight.dev/adopt";
+
+/// Orphans that a parent adopts, among those that its selector matches. A selector that requires no
+/// label matches for no adoption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Adoption {
+    /// Every matching orphan, as in Metacontroller.
+    #[default]
+    Selected,
+    /// Matching orphans that a declared controller has written as children, by their last-applied
+    /// annotation or their managed fields, and matching ones with the annotation [`ADOPT`].
+    Proven,
+}
+
+impl Adoption {
+    /// All choices.
+    pub const ALL: [Self; 2] = [Self::Selected, Self::Proven];
+
+    /// Returns the name, as in the flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Selected => "selected",
+            Self::Proven => "proven",
+        }
+    }
+}
+
+impl fmt::Display for Adoption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Adoption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|adoption| adoption.name() == text);
+        named.ok_or_else(|| "give selected or proven".to_owned())
+    }
+}
+
+/// Adoption rule of a controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AdoptionRule {
+    pub(crate) adoption: Adoption,
+    /// Field manager of server-side apply.
+    pub(crate) manager: FieldManager,
+}
+
+impl AdoptionRule {
+    /// Returns whether an orphan that the selector matches is adopted.
+    pub(crate) fn admits(&self, live: &ServerObject) -> bool {
+        match self.adoption {
+            Adoption::Selected => true,
+            Adoption::Proven => {
+                let annotations = live.metadata.annotations.as_ref();
+                annotations.is_some_and(|it| it.contains_key(LAST_APPLIED))
+                    || annotations.and_then(|it| it.get(ADOPT)).is_some_and(|it| it == "true")
+                    || live.is_written_by(FieldManager::default().as_str())
+                    || live.is_written_by(self.manager.as_str())
+            }
+        }
+    }
+}
+
+/// Returns the report about an orphan that the rule does not admit.
+pub(crate) fn unproven(what: &str) -> String {
+    format!(
+        "{what} matches the selector and has no owner, and is not adopted, since nothing shows that \
+         a controller has written it as a child; annotate it with {ADOPT}=true to have it adopted"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn is_admitted(adoption: Adoption, metadata: Value) -> bool {
+        let live = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        let manager = "ours".parse().unwrap();
+        AdoptionRule { adoption, manager }.admits(&live)
+    }
+
+    #[test]
+    fn orphan_is_adopted_with_evidence_that_a_controller_wrote_it() {
+        let entry = |manager: &str, operation: &str, fields: Value| {
+            json!({"managedFields": [
+                {"manager": manager, "operation": operation, "fieldsV1": fields},
+            ]})
+        };
+        let data = || json!({"f:data": {"f:a": {}}, "f:metadata": {"f:labels": {}}});
+        let metadata = || json!({"f:metadata": {"f:labels": {"f:a": {}}}, "f:status": {}});
+        let mut status = entry("metacontroller", "Update", data());
+        status["managedFields"][0]["subresource"] = json!("status");
+        for (proven, live) in [
+            (false, json!({})),
+            (false, json!({"annotations": {"a": "b"}})),
+            (true, json!({"annotations": {LAST_APPLIED: "{}"}})),
+            (true, json!({"annotations": {ADOPT: "true"}})),
+            (false, json!({"annotations": {ADOPT: "false"}})),
+            (true, entry("metacontroller", "Update", data())),
+            (true, entry("ours", "Apply", metadata())),
+            (false, entry("kubectl", "Update", data())),
+            // Decorated, or a parent with a finalizer or a status: not written as a child.
+            (false, entry("metacontroller", "Update", metadata())),
+            (false, status),
+            (false, entry("metacontroller", "Update", json!("unreadable"))),
+        ] {
+            assert_eq!(is_admitted(Adoption::Proven, live.clone()), proven, "{live}");
+            assert!(is_admitted(Adoption::Selected, live.clone()), "{live}");
+        }
+    }
+
+    #[test]
+    fn adoption_is_read_by_its_name() {
+        for adoption in Adoption::ALL {
+            assert_eq!(adoption.to_string().parse(), Ok(adoption));
+        }
+        assert!("any".parse::<Adoption>().is_err());
+    }
+}
