@@ -49,7 +49,7 @@ async fn role_with_the_verbs_of_metacontroller_suffices() {
         Rule::of("", "configmaps", &CHILDREN),
     ]);
     let kinds = ["compositecontrollers", "decoratorcontrollers"];
-    let supervised = Supervised::of(plane, "narrow-role", options, &kinds).await;
+    let supervised = Supervised::of(plane, "narrow-role", options, MetaOptions::default(), &kinds).await;
     supervised.hook.answers(respond);
     let crd = supervised.harness.widgets();
     supervised.install(&crd).await;

@@ -502,8 +502,9 @@ fn reason_of(state: &TypeState) -> String {
     match state {
         TypeState::Unknown(Some(last)) => reason_of(last),
         TypeState::Installing(reason) => format!("it cannot be used yet: {reason}"),
-        TypeState::NotWatchable => "the API server offers no list and watch for it".to_owned(),
+        TypeState::NotWatchable => "the API server offers no list of it".to_owned(),
         TypeState::Absent
+        | TypeState::Polled
         | TypeState::Served
         | TypeState::Terminating
         | TypeState::Unknown(None) => "the API server does not serve it".to_owned(),

@@ -30,12 +30,12 @@ impl Reflector {
         self.delays.reset();
         self.publish(InformerProgress::Polled);
         let interval = self.options.poll_interval.clamp(SHORTEST, LONGEST);
-        let fill_due = self.fill_due();
+        let due = self.fill.take_due(&self.informer, &self.lists);
         tokio::select! {
             () = sleep(interval.mul_f64(1.0 - JITTER * fastrand::f64())) => {
                 self.resume_version = None;
             }
-            slot = fill_due => self.begin_fill(slot),
+            slot = due => self.begin_fill(slot),
         }
     }
 }

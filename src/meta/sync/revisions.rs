@@ -122,10 +122,10 @@ impl ParentReconciler {
     /// Reports an object that does not count as a revision, once for each of its versions.
     fn report_ignored(&self, parent: &Parent, object: &Object, why: &str, context: &Context) {
         let foreign = &self.parents.foreign;
-        if foreign.contains(&parent.uid, object.header()) {
+        if foreign.get(&parent.uid, object.header()).is_some() {
             return;
         }
-        foreign.insert(&parent.uid, object.header());
+        foreign.insert(&parent.uid, object.header(), ForeignReason::NotOurs);
         let text = format!(
             "ControllerRevision {} is ignored, since it is no revision of this parent: {why}. \
              Delete it, unless it is in use elsewhere",
