@@ -64,6 +64,8 @@ mod optional;
 mod owner_chain;
 mod production;
 #[cfg(feature = "cli")]
+mod published_hooks;
+#[cfg(feature = "cli")]
 mod reports;
 #[cfg(feature = "meta")]
 mod resync;

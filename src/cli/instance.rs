@@ -24,7 +24,7 @@ use super::{
     budget::BudgetArgs,
     election::ElectionArgs,
     flag,
-    lenience::LenienceArgs,
+    strictness::StrictnessArgs,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -96,7 +96,7 @@ pub(super) struct ManagerArgs {
     #[command(flatten)]
     budget: BudgetArgs,
     #[command(flatten)]
-    lenience: LenienceArgs,
+    strictness: StrictnessArgs,
 }
 
 impl ManagerArgs {
@@ -152,8 +152,8 @@ impl ManagerArgs {
             field_manager,
             max_children: self.budget.hook_response_children.get(),
             customize: self.budget.customize(),
-            recreate_without_dry_run: self.lenience.recreate_without_dry_run,
-            lenience: self.lenience.lenience(),
+            recreate_without_dry_run: self.strictness.recreate_without_dry_run,
+            strictness: self.strictness.strictness(),
             hook_error_excerpts: self.hook_error_excerpts,
             hook_redirects: self.hook_redirects,
             longest_hook_retry_after: self.hook_retry_after_limit,

@@ -6,7 +6,6 @@
 mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
-mod failures;
 mod order;
 mod refusal;
 mod server_side;
@@ -34,7 +33,6 @@ pub(crate) use self::order::most_at_once;
 use self::{
     dry_run_create::dry_run_create,
     dry_run_update::differs,
-    failures::Failures,
     order::{Stage, WriteOrder},
     refusal::{ExistingObject, explain_existing, with_other_writer},
 };
@@ -44,6 +42,7 @@ use super::{
     budget::Reservation,
     children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
     equal_children::ChildDigest,
+    failures::Failures,
     resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone},
     sync_error::SyncError,
 };

@@ -17,8 +17,8 @@ use serde_json::Value;
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, Lenience,
-    StatusChecks,
+    ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule, StatusChecks,
+    Strictness,
     apply_strategy::{self, ApplyRule},
     finalizer,
     protocol::MAX_CHILDREN,
@@ -72,7 +72,7 @@ pub struct Definition {
     /// True if children are recreated without dry runs; false when parsed.
     pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
-    pub(crate) lenience: Lenience,
+    pub(crate) strictness: Strictness,
     /// Maximum number of concurrent hook calls, if the object sets one.
     pub(crate) workers: Option<usize>,
     /// Apply strategy of the children, if the object sets one.
@@ -230,7 +230,7 @@ impl Definition {
                 max_children: MAX_CHILDREN,
                 customize_limits: CustomizeLimits::default(),
                 recreates_at_once: false,
-                lenience: Lenience::default(),
+                strictness: Strictness::default(),
                 workers,
                 apply_strategy,
                 field_manager,

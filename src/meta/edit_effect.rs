@@ -51,7 +51,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         max_children,
         customize_limits,
         recreates_at_once,
-        lenience,
+        strictness,
         workers,
         apply_strategy,
         field_manager,
@@ -63,7 +63,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
     let is_same_process = *max_children == new.max_children
         && *customize_limits == new.customize_limits
         && *recreates_at_once == new.recreates_at_once
-        && *lenience == new.lenience
+        && *strictness == new.strictness
         && *revision_namespace == new.revision_namespace;
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;

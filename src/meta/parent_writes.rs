@@ -63,6 +63,8 @@ struct TrackedParent {
     refused: BTreeMap<String, RefusedReplacement>,
     // Fields that were taken over from other managers, not reported yet.
     taken: BTreeSet<String>,
+    // Digest of the message about a child that the last response has several times.
+    repeated: Option<u64>,
     status: Option<StoredStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
@@ -153,6 +155,7 @@ impl ParentWrites {
                 contested: BTreeMap::new(),
                 refused: BTreeMap::new(),
                 taken: BTreeSet::new(),
+                repeated: None,
                 status: None,
                 record: None,
                 equal: EqualChildren::default(),
@@ -287,6 +290,15 @@ impl ParentWrites {
     /// Removes and returns the fields that were taken over.
     pub(crate) fn taken_over(&self, key: &Request) -> BTreeSet<String> {
         self.lock().get_mut(key).map(|entry| take(&mut entry.taken)).unwrap_or_default()
+    }
+
+    /// Records the message about a child that a response has several times. Returns it unless it is
+    /// that of the last response.
+    pub(crate) fn repeated<'m>(&self, key: &Request, message: Option<&'m str>) -> Option<&'m str> {
+        let now = message.map(digest);
+        let mut parents = self.lock();
+        let last = std::mem::replace(&mut parents.get_mut(key)?.repeated, now);
+        message.filter(|_| last != now)
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

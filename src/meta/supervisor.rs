@@ -28,7 +28,7 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager, Hook,
-    HookKind, HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
+    HookKind, HookMetrics, ResponseBudget, Selector, Strictness, credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
     protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
@@ -95,8 +95,8 @@ pub struct MetaOptions {
     /// Field manager of server-side apply, of controllers without the annotation
     /// [`APPLY_FIELD_MANAGER`](super::APPLY_FIELD_MANAGER); that of Metacontroller by default.
     pub field_manager: FieldManager,
-    /// Behaviour of Metacontroller that is off by default.
-    pub lenience: Lenience,
+    /// Refusals beyond those of Metacontroller, and lifted bounds; none by default.
+    pub strictness: Strictness,
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
@@ -133,7 +133,7 @@ impl Default for MetaOptions {
             recreate_without_dry_run: false,
             apply_strategy: ApplyStrategy::default(),
             field_manager: FieldManager::default(),
-            lenience: Lenience::default(),
+            strictness: Strictness::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
             longest_hook_retry_after: MAX_RETRY_AFTER,
@@ -238,7 +238,7 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
-        let keeps_managed_fields = options.lenience.managed_fields;
+        let keeps_managed_fields = options.strictness.managed_fields;
         let source = ManagerSource {
             kind,
             manager: manager.clone(),

@@ -9,7 +9,6 @@ mod decorator;
 mod events;
 mod finalize;
 mod freed;
-mod lenience;
 mod logged;
 mod metrics;
 mod optional;
@@ -19,6 +18,7 @@ mod responding_hook;
 mod rollout;
 mod slots;
 mod standby;
+mod strictness;
 mod swap;
 
 use std::{
