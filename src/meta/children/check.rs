@@ -18,7 +18,10 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{Child, ChildContext, DesiredChild, named_child::NamedChild};
+use super::{
+    Child, ChildContext, DesiredChild,
+    named_child::{MAX_TYPE_BYTES, NamedChild, shown},
+};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
@@ -33,8 +36,6 @@ use crate::{
 
 /// Longest metadata of a child, in bytes: twice what the API server accepts as annotations.
 const MAX_METADATA_BYTES: usize = 512 * 1024;
-/// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
-pub(super) const MAX_TYPE_BYTES: usize = 1024;
 
 /// Children of a response after their check.
 #[derive(Debug, Default)]
@@ -369,11 +370,6 @@ struct FieldError {
 
 fn wrong(field: &str, message: impl Into<String>) -> FieldError {
     FieldError { field: field.to_owned(), message: message.into() }
-}
-
-/// Returns the beginning of a name, which may have any length and content.
-pub(super) fn shown(name: &str) -> String {
-    redaction::printable(name).chars().take(64).collect()
 }
 
 fn word(value: &Value) -> &'static str {

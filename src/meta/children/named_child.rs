@@ -8,8 +8,15 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::check::{MAX_TYPE_BYTES, shown};
-use crate::meta::rewrite;
+use crate::{meta::rewrite, redaction};
+
+/// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
+pub(super) const MAX_TYPE_BYTES: usize = 1024;
+
+/// Returns the beginning of a name, which may have any length and content.
+pub(super) fn shown(name: &str) -> String {
+    redaction::printable(name).chars().take(64).collect()
+}
 
 /// Type and name that a child states which cannot be used. Fields that it does not state, or in
 /// another form than a text, are open.

@@ -238,7 +238,8 @@ async fn rollout_passes_an_unusable_child_and_waits_for_it() {
             }
             named
         };
-        json!({"children": ["c0", "c1", "c2"].map(named), "status": {}})
+        let children = ["c0", "c1", "c2"].map(named);
+        json!({"children": children, "status": {}})
     };
     let (harness, _) = harness(respond).await;
     let mut rolling = spec();
