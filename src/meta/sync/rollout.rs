@@ -27,7 +27,8 @@ use crate::{
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
-            RecordedProgress, Revision, RolloutProgress, UpdatedCondition, ids, plan, readiness,
+            RecordedProgress, Revision, RolloutProgress, RolloutWait, UpdatedCondition, ids, plan,
+            readiness,
         },
     },
 };
@@ -274,14 +275,20 @@ impl<'a> RollingChildren<'a> {
             })
             .collect();
         let overdue = reconciler.parents.rollouts.overdue(&self.rules.parent.key);
-        plan(
+        let mut planned = plan(
             &revisions.latest.children,
             &all_older,
             &wanted,
             overdue.as_ref(),
             |type_| self.mode_of(type_),
             |id, assigned| self.observe(id, assigned, latest, older),
-        )
+        );
+        // The rollout has passed the children that cannot be written, and waits for them at its end.
+        let unusable = response.held.iter().find_map(|(group, key)| self.id(*group, key));
+        if let Some(child) = unusable.filter(|_| planned.progress == RolloutProgress::Complete) {
+            planned.progress = RolloutProgress::Waiting(RolloutWait::unusable(&child));
+        }
+        planned
     }
 
     fn observe(
