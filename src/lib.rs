@@ -314,7 +314,7 @@
 //! |---|---|
 //! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | behaviour of Metacontroller that is off by default | `src/meta/lenience.rs` |
+//! | refusals beyond those of Metacontroller | `src/meta/strictness.rs` |
 //!
 //! ## Process
 //!

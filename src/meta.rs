@@ -21,6 +21,7 @@ mod digest;
 mod edit_effect;
 mod endpoint;
 mod equal_children;
+mod failures;
 mod field_transfer;
 mod finalizer;
 mod fingerprint;
@@ -34,7 +35,6 @@ mod hook_health;
 mod hook_metrics;
 mod hook_rule;
 mod last_applied;
-mod lenience;
 mod log_text;
 mod manager_source;
 mod merge;
@@ -56,6 +56,7 @@ mod selection;
 mod sent_controller;
 mod served_elsewhere;
 mod status;
+mod strictness;
 mod supervisor;
 mod sync;
 mod sync_error;
@@ -90,12 +91,12 @@ pub(crate) use hook_metrics::HookSeries;
 pub use hook_rule::HookKind;
 pub(crate) use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
-pub use lenience::Lenience;
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use recorder::EventLimit;
 pub(crate) use rejection::Rejection;
+pub use strictness::Strictness;
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,

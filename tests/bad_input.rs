@@ -53,10 +53,11 @@ fn bad(
 }
 
 fn bad_responses() -> Vec<BadResponse> {
-    [bad_bodies(), bad_children(), bad_values(), bad_metadata(), bad_statuses()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [bad_bodies(), bad_statuses()].into_iter().flatten().collect()
+}
+
+fn unusable_children() -> Vec<BadResponse> {
+    [bad_children(), bad_values(), bad_metadata()].into_iter().flatten().collect()
 }
 
 /// Invalid bodies as a whole.
@@ -65,13 +66,12 @@ fn bad_bodies() -> Vec<BadResponse> {
     vec![
         bad("empty", bytes(b""), "empty body"),
         bad("blank", bytes(b" \n"), "empty body"),
-        bad("null", bytes(b"null"), "expected an object"),
+        bad("byte order mark", bytes(b"\xef\xbb\xbf{\"children\":[]}"), "unusable"),
         bad("list", bytes(b"[]"), "expected an object"),
         bad("text", bytes(b"\"children\""), "expected an object"),
         bad("no json", bytes(b"<html>"), "unusable"),
         bad("half", bytes(b"{\"children\":[{\"kind\":"), "EOF"),
         bad("cut", |_| Answer::Cut(b"{\"children\":["), "hook"),
-        bad("no utf-8", bytes(b"{\"status\":{\"a\":\"\xff\"},\"children\":[]}"), "unusable"),
         bad("more", bytes(b"{\"children\":[]}{}"), "trailing"),
         bad("children text", bytes(b"{\"children\":\"none\"}"), "children"),
         bad("children map", bytes(b"{\"children\":{}}"), "children"),
@@ -99,11 +99,6 @@ fn bad_bodies() -> Vec<BadResponse> {
             },
             "more than 10000",
         ),
-        bad(
-            "five mebibytes",
-            |request| with(request, |it| it["data"] = json!({ "a": "x".repeat(5 << 20) })),
-            "children[1] has",
-        ),
     ]
 }
 
@@ -115,7 +110,16 @@ fn bad_children() -> Vec<BadResponse> {
             |request| answer(request, vec![config_map(request), Value::Null]),
             "children[1]",
         ),
-        bad("number child", |request| answer(request, vec![json!(7)]), "children[0]"),
+        bad(
+            "number child",
+            |request| answer(request, vec![json!(7), config_map(request)]),
+            "children[0]",
+        ),
+        bad(
+            "five mebibytes",
+            |request| with(request, |it| it["data"] = json!({ "a": "x".repeat(5 << 20) })),
+            "children[1] (ConfigMap bad): has",
+        ),
         bad("no kind", |request| with(request, |it| it["kind"] = Value::Null), "children[1].kind"),
         bad(
             "no version",
@@ -176,11 +180,6 @@ fn bad_metadata() -> Vec<BadResponse> {
             "generated name",
             |request| with(request, |it| it["metadata"] = json!({ "generateName": "a/" })),
             "children[1].metadata.generateName",
-        ),
-        bad(
-            "duplicate",
-            |request| answer(request, vec![config_map(request), config_map(request)]),
-            "children[1]",
         ),
         bad(
             "foreign namespace",
@@ -307,6 +306,66 @@ async fn invalid_response_is_reported_and_changes_nothing() {
         .await;
     let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    supervised.end().await;
+}
+
+#[tokio::test]
+async fn unusable_child_is_reported_and_delays_no_other() {
+    let supervised = Supervised::start("bad-children").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    let answers = unusable_children();
+    let name = |index: usize| format!("bad-{index}");
+    for index in 0..answers.len() {
+        harness.create(&crd, &name(index), 1).await;
+    }
+    for index in 0..answers.len() {
+        supervised.child(&name(index), 1).await;
+    }
+    let expected: Vec<_> = answers.iter().map(|(what, _, said)| (*what, *said)).collect();
+
+    supervised.hook.answers(move |request| {
+        let parent = request["parent"]["metadata"]["name"].as_str().unwrap();
+        let index = parent.trim_start_matches("bad-");
+        answers[index.parse::<usize>().unwrap()].1(request)
+    });
+    for index in 0..expected.len() {
+        supervised.resize(&crd, &name(index), 2).await;
+    }
+
+    let parents = harness.scope.api(&crd, "v1");
+    for (index, (what, said)) in expected.iter().enumerate() {
+        let event = supervised.event(&name(index), "SyncError", said).await;
+        assert_eq!(event.type_.as_deref(), Some("Warning"), "{what}");
+        supervised.child(&name(index), 2).await;
+        until("the status is written despite the error", async || {
+            let size = parents.get(&name(index)).await.unwrap().data["status"]["size"].clone();
+            if size == 2 { Ok(()) } else { Err(format!("{what}: {size}")) }
+        })
+        .await;
+    }
+    assert!(supervised.config_maps().get_opt("bad").await.unwrap().is_none());
+    supervised
+        .status("a", "its hook is unhealthy", |status| {
+            condition(status, "HooksHealthy").status == "False"
+        })
+        .await;
+
+    // After the recovery of the hook, its parents sync again.
+    supervised.hook.answers(one_config_map);
+    for index in 0..expected.len() {
+        supervised.resize(&crd, &name(index), 3).await;
+    }
+    for index in 0..expected.len() {
+        supervised.child(&name(index), 3).await;
+    }
+    supervised
+        .status("a", "its hook is healthy", |status| {
+            condition(status, "HooksHealthy").status == "True"
+        })
+        .await;
     supervised.end().await;
 }
 

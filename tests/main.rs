@@ -74,6 +74,8 @@ mod optional;
 mod owner_chain;
 mod production;
 #[cfg(feature = "cli")]
+mod published_hooks;
+#[cfg(feature = "cli")]
 mod published_manifests;
 #[cfg(feature = "cli")]
 mod red_team;

@@ -350,7 +350,7 @@ async fn child_of_a_kind_with_immutable_fields_is_recreated_once_it_differs() {
 }
 
 #[tokio::test]
-async fn foreign_object_is_not_taken_over_and_attachments_are_applied_by_their_own_manager() {
+async fn object_without_an_owner_is_taken_over_and_attachments_have_their_own_manager() {
     let supervised = Supervised::decorating("ssa-decorator").await;
     let crd = supervised.harness.widgets();
     supervised.install(&crd).await;
@@ -380,15 +380,15 @@ async fn foreign_object_is_not_taken_over_and_attachments_are_applied_by_their_o
     supervised.harness.create(&crd, "gear", 1).await;
 
     let child = supervised.child("gear", 1).await;
-    supervised.event("gear", "SyncError", "it exists already and has no owner").await;
+    let taken = supervised.child("foreign", 1).await;
+    supervised.event("gear", "FieldsTakenOver", ".data.size").await;
 
     let managers: Vec<_> = child.metadata.managed_fields.iter().flatten().collect();
     assert_eq!(managers.len(), 1);
     assert_eq!(managers[0].manager.as_deref(), Some("team a/widgets"));
     assert_eq!(managers[0].operation.as_deref(), Some("Apply"));
     assert!(!child.annotations().contains_key(LAST_APPLIED));
-    let kept = supervised.config_maps().get("foreign").await.unwrap();
-    assert_eq!(kept.data.unwrap()["size"], "theirs");
+    assert_eq!(taken.metadata.owner_references.unwrap()[0].name, "gear");
     supervised.end().await;
 }
 

@@ -27,7 +27,7 @@ use super::{
     budget::BudgetArgs,
     election::ElectionArgs,
     flag,
-    lenience::LenienceArgs,
+    strictness::StrictnessArgs,
 };
 
 #[derive(Clone, Debug, Args)]
@@ -110,7 +110,7 @@ pub(super) struct ManagerArgs {
     #[command(flatten)]
     budget: BudgetArgs,
     #[command(flatten)]
-    lenience: LenienceArgs,
+    strictness: StrictnessArgs,
 }
 
 impl ManagerArgs {
@@ -175,8 +175,8 @@ impl ManagerArgs {
             field_manager,
             max_children: self.budget.hook_response_children.get(),
             customize: self.budget.customize(),
-            recreate_without_dry_run: self.lenience.recreate_without_dry_run,
-            lenience: self.lenience.lenience(),
+            recreate_without_dry_run: self.strictness.recreate_without_dry_run,
+            strictness: self.strictness.strictness(),
             adoption: self.adopt,
             hook_error_excerpts: self.hook_error_excerpts,
             hook_redirects: self.hook_redirects,

@@ -88,8 +88,8 @@ mod tests {
     use pilotlight::{
         informer::Selector,
         meta::{
-            Adoption, ApplyStrategy, CustomizeLimits, EventLimit, FieldManager, Lenience,
-            MetaOptions, ResponseLimits,
+            Adoption, ApplyStrategy, CustomizeLimits, EventLimit, FieldManager, MetaOptions,
+            ResponseLimits, Strictness,
         },
     };
 
@@ -127,7 +127,7 @@ mod tests {
             recreate_without_dry_run,
             apply_strategy,
             field_manager,
-            lenience,
+            strictness,
             adoption,
             hook_error_excerpts,
             hook_redirects,
@@ -153,9 +153,8 @@ mod tests {
             "--apply-strategy=server-side-apply",
             "--apply-strategy-ssa-field-manager=team",
             "--unlimited-writes",
-            "--repeated-children",
+            "--strict",
             "--hook-managed-fields",
-            "--apply-strategy-ssa-takeover",
             "--adopt=proven",
             "--hook-error-excerpts",
             "--hook-redirects=false",
@@ -178,13 +177,8 @@ mod tests {
         assert_eq!(field_manager.as_str(), "team");
         assert_eq!(adoption, Adoption::Proven);
         assert_eq!(
-            lenience,
-            Lenience {
-                unlimited_writes: true,
-                repeated_children: true,
-                managed_fields: true,
-                takeover: true,
-            }
+            strictness,
+            Strictness { strict: true, unlimited_writes: true, managed_fields: true }
         );
         assert!(hook_error_excerpts);
         assert!(!hook_redirects);
@@ -210,7 +204,7 @@ mod tests {
         assert!(!options.recreate_without_dry_run);
         assert_eq!(options.apply_strategy, ApplyStrategy::DynamicApply);
         assert_eq!(options.field_manager, FieldManager::default());
-        assert_eq!(options.lenience, Lenience::default());
+        assert_eq!(options.strictness, Strictness::default());
         assert_eq!(options.adoption, Adoption::Selected);
         assert!(!options.hook_error_excerpts);
         assert!(options.hook_redirects);

@@ -6,7 +6,6 @@
 mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
-mod failures;
 mod left_behind;
 mod order;
 mod quota;
@@ -35,7 +34,6 @@ use futures::{
 use self::{
     dry_run_create::dry_run_create,
     dry_run_update::differs,
-    failures::Failures,
     order::{Stage, WriteOrder},
     refusal::{ExistingObject, explain_existing, with_other_writer},
 };
@@ -46,6 +44,7 @@ use super::{
     budget::Reservation,
     children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
     equal_children::ChildDigest,
+    failures::Failures,
     resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object},
     sync_error::SyncError,
 };

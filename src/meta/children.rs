@@ -1,22 +1,28 @@
 //! Children of a parent: validates the desired children of a hook response, orders the writes, and
 //! compares each child with its desired state.
 //!
-//! This module sends no requests. A response with one unusable child is rejected as a whole, so
-//! that a mistake in it deletes nothing.
+//! This module sends no requests. An unusable child is an error of its own: the others are written,
+//! and the observed child that it names stays as it is.
 //!
 //! A child is kept as the text that the hook sent, and decoded only for its own step. At most one
 //! child of a parent is decoded at a time, while earlier ones are being written.
 
 mod check;
+mod named_child;
 mod server_side;
 mod write_step;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 pub(crate) use self::{
+    check::CheckedChildren,
     server_side::with_uid,
     write_step::{DynamicApplyReturn, Write, WriteStep},
 };
@@ -173,6 +179,15 @@ pub(crate) struct ChildContext<'a> {
 }
 
 impl ChildContext<'_> {
+    /// Returns the observed children without these.
+    pub(crate) fn observed_without(&self, held: &BTreeSet<(usize, ObjectKey)>) -> Cow<'_, [Child]> {
+        if held.is_empty() {
+            return self.observed.into();
+        }
+        let is_held = |child: &&Child| held.contains(&(child.group, child.key.clone()));
+        self.observed.iter().filter(|child| !is_held(child)).cloned().collect()
+    }
+
     /// Returns the children that may need a write, in the order of the writes: deletes and
     /// recreations first, then creates and updates, each sorted by type.
     pub(crate) fn plan(&self, desired: Vec<DesiredChild>) -> Vec<PlannedChild<'_>> {
@@ -460,6 +475,10 @@ impl ChildContext<'_> {
             None => {
                 metadata.remove("namespace");
             }
+        }
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            // As the API server stores it.
+            annotations.values_mut().filter(|it| it.is_null()).for_each(|it| *it = "".into());
         }
         self.ownership.mark(metadata, &self.parent.uid);
     }

@@ -12,7 +12,10 @@ use self::declared_rule::{DeclaredRule, declared_rules};
 pub(crate) use self::optional_related::{OptionalRelated, entry_of};
 pub use self::{limits::CustomizeLimits, optional_related::OPTIONAL_RELATED};
 use super::{
-    HookVersion, LabelSelector, definition::type_ref, protocol::bounded, rejection::Problems,
+    HookVersion, LabelSelector,
+    definition::type_ref,
+    protocol::{bounded, not_utf8},
+    rejection::Problems,
     selection,
 };
 use crate::{
@@ -38,6 +41,9 @@ enum Namespaces {
     One(Arc<str>),
     /// Namespaces whose labels match.
     Matching(Selector),
+    /// Namespace that the parent may not read, with the message about it. Ignored for a type that is
+    /// cluster-scoped, like any namespace.
+    Refused(String),
 }
 
 /// Objects within their namespaces.
@@ -52,7 +58,7 @@ enum ObjectRule {
 /// # Errors
 ///
 /// Names the rule and its field. With `strict`, unknown and repeated fields, at any depth, are
-/// errors too; otherwise the last of a repeated field counts.
+/// errors too. The response `null` has no rules, as in Metacontroller.
 pub(crate) fn related_rules(
     body: &Bytes,
     strict: bool,
@@ -77,6 +83,9 @@ fn decode(
     strict: bool,
     limits: &CustomizeLimits,
 ) -> Result<Vec<DeclaredRule>, String> {
+    if body.trim_ascii() == b"null" {
+        return Ok(Vec::new());
+    }
     if !body.trim_ascii_start().starts_with(b"{") {
         return Err("must be an object with relatedResources".to_owned());
     }
@@ -87,7 +96,7 @@ fn decode(
             body.len()
         ));
     }
-    let text = std::str::from_utf8(body).map_err(|_| "is not text in UTF-8".to_owned())?;
+    let text = std::str::from_utf8(body).map_err(|error| not_utf8(&error))?;
     declared_rules(text, strict, limits)
 }
 
@@ -130,14 +139,6 @@ impl RelatedRule {
             return Err(format!("{field}.namespace: must not be set with namespaceSelector"));
         }
         let own = parent_namespace.filter(|_| version == HookVersion::V1);
-        if let (Some(own), Some(namespace)) = (own, &namespace)
-            && **own != **namespace
-        {
-            return Err(format!(
-                "{field}.namespace: {namespace:?} is not the namespace of the parent, {own:?}; \
-                 other namespaces need version v2"
-            ));
-        }
         let namespaces = match (rule.namespace_selector.is_some(), namespace) {
             (true, _) if own.is_some() => {
                 return Err(format!(
@@ -145,7 +146,13 @@ impl RelatedRule {
                 ));
             }
             (true, _) => Namespaces::Matching(namespace_labels),
-            (false, Some(namespace)) => Namespaces::One(namespace.into()),
+            (false, Some(namespace)) => match own {
+                Some(own) if **own != *namespace => Namespaces::Refused(format!(
+                    "{field}.namespace: {namespace:?} is not the namespace of the parent, {own:?}; \
+                     other namespaces need version v2"
+                )),
+                Some(_) | None => Namespaces::One(namespace.into()),
+            },
             (false, None) => match own {
                 Some(own) if names.is_empty() => Namespaces::One(own.clone()),
                 Some(_) | None => Namespaces::All,
@@ -168,7 +175,7 @@ impl RelatedRule {
     pub(crate) fn namespace_selector(&self) -> Option<&Selector> {
         match &self.namespaces {
             Namespaces::Matching(selector) => Some(selector),
-            Namespaces::All | Namespaces::One(_) => None,
+            Namespaces::All | Namespaces::One(_) | Namespaces::Refused(_) => None,
         }
     }
 
@@ -188,7 +195,7 @@ impl RelatedRule {
     /// # Errors
     ///
     /// If the rule has a namespace selector for a cluster-scoped type, or one that matches too many
-    /// namespaces.
+    /// namespaces, or another namespace than the parent's for a namespaced type in version 1.
     pub(crate) fn interests(
         &self,
         scope: Scope,
@@ -213,7 +220,8 @@ impl RelatedRule {
                 matching.iter().cloned().map(Some).collect()
             }
             (Namespaces::One(namespace), Scope::Namespaced) => vec![Some(namespace.clone())],
-            (Namespaces::All | Namespaces::One(_), _) => vec![None],
+            (Namespaces::Refused(wrong), Scope::Namespaced) => return Err(wrong.clone()),
+            (Namespaces::All | Namespaces::One(_) | Namespaces::Refused(_), _) => vec![None],
         };
         let is_anywhere =
             |namespace: &Option<Arc<str>>| namespace.is_none() && scope == Scope::Namespaced;
@@ -295,6 +303,8 @@ mod tests {
         use HookVersion::{V1, V2};
         let labels = json!({"matchLabels": {"a": "b"}});
         let is_cluster = "relatedResources[0].namespaceSelector: configmaps/v1 is cluster-scoped";
+        let is_foreign = "relatedResources[0].namespace: \"far\" is not the namespace of the \
+                          parent, \"own\"; other namespaces need version v2";
         for (version, parent, rule, namespaced, cluster) in [
             // Labels; nothing at all means everything.
             (V1, Some("own"), json!({}), "own:all", "all"),
@@ -339,6 +349,16 @@ mod tests {
             (V1, Some("own"), json!({"namespace": "own", "names": ["x"]}), "own/x", "x"),
             (V2, None, json!({"namespace": "far", "names": ["x"]}), "far/x", "x"),
             (V2, Some("own"), json!({"names": ["x"]}), "*/x", "x"),
+            // A namespace that is refused for objects that have one.
+            (V1, Some("own"), json!({"namespace": "far"}), is_foreign, "all"),
+            (V1, Some("own"), json!({"namespace": "far", "names": ["x"]}), is_foreign, "x"),
+            (
+                V1,
+                Some("own"),
+                json!({"namespace": "far", "labelSelector": labels}),
+                is_foreign,
+                "*:labels",
+            ),
             // A selector of namespaces.
             (V2, Some("own"), json!({"namespaceSelector": labels}), "m:all n:all", is_cluster),
             (V1, None, json!({"namespaceSelector": {}}), "m:all n:all", is_cluster),
@@ -377,13 +397,6 @@ mod tests {
                 json!({"namespace": "n", "namespaceSelector": {}}),
                 "namespace: must not be set with namespaceSelector",
             ),
-            (
-                V1,
-                json!({"namespace": "far"}),
-                "namespace: \"far\" is not the namespace of the parent, \"own\"",
-            ),
-            (V1, json!({"namespace": "far", "names": ["x"]}), "namespace: \"far\" is not"),
-            (V1, json!({"namespace": "far", "labelSelector": labels}), "namespace: \"far\" is not"),
             (V1, json!({"namespaceSelector": {}}), "namespaceSelector: needs version v2"),
             (
                 V2,
@@ -456,7 +469,9 @@ mod tests {
         let nulls = r#""labelSelector":{"matchLabels":null,"matchExpressions":[{"key":"a","operator":"Exists","values":null}]},"namespaceSelector":{"matchLabels":{},"matchExpressions":null}"#;
         check(&rule_with(nulls), true, Ok(1));
         check("", false, Err("must be an object"));
-        check("null", false, Err("must be an object"));
+        check(" null\n", true, Ok(0));
+        check("\u{feff}{}", false, Err("must be an object"));
+        check("{} {}", false, Err("trailing"));
         check("[]", false, Err("must be an object"));
         check(r#"{"relatedResources":{}}"#, false, Err("unusable"));
         check(
@@ -512,23 +527,58 @@ mod tests {
     }
 
     #[test]
-    fn last_of_a_repeated_field_counts_in_a_loose_response() {
-        let rule = |rule: &str| {
-            let body =
-                Bytes::from(format!(r#"{{"relatedResources":[],"relatedResources":[{rule}]}}"#));
-            let limits = CustomizeLimits::default();
-            related_rules(&body, false, HookVersion::V2, None, &limits).unwrap().remove(0)
+    fn repeated_fields_of_a_loose_response_count_as_in_go() {
+        let rule = |fields: &str| {
+            let rule = format!(r#"{{"apiVersion":"v1","resource":"secrets",{fields}}}"#);
+            let body = format!(r#"{{"relatedResources":[],"relatedResources":[{rule}]}}"#);
+            parse(&body, false, CustomizeLimits::default()).unwrap().remove(0)
         };
-        let expected = rule(
-            r#"{"apiVersion":"v1","resource":"secrets","labelSelector":{"matchLabels":{"a":"c"}}}"#,
-        );
+        let labels = |labels: &str| rule(&format!(r#""labelSelector":{{"matchLabels":{labels}}}"#));
 
-        let found = rule(
-            r#"{"apiVersion":"v2","apiVersion":"v1","resource":"secrets",
-                "labelSelector":{},"labelSelector":{"matchLabels":{"a":"b","a":"c"}}}"#,
-        );
+        for (fields, expected) in [
+            (
+                r#""apiVersion":"v2","apiVersion":"v1","names":["a"],"names":["b"]"#,
+                r#""names":["b"]"#,
+            ),
+            (r#""namespace":"x","namespace":null"#, r#""namespace":"x""#),
+            (r#""names":["a"],"names":null"#, r#""names":[]"#),
+        ] {
+            assert_eq!(rule(fields), rule(expected), "{fields}");
+        }
+        for (fields, expected) in [
+            (r#""labelSelector":{"matchLabels":{"a":"b","a":"c"}}"#, r#"{"a":"c"}"#),
+            (r#""labelSelector":{"matchLabels":{"a":"b","a":null}}"#, r#"{"a":""}"#),
+            (
+                r#""labelSelector":{"matchLabels":{"a":"1"}},"labelSelector":{"matchLabels":{"b":"2"}}"#,
+                r#"{"a":"1","b":"2"}"#,
+            ),
+            (
+                r#""labelSelector":{"matchLabels":{"a":"1"},"matchLabels":{"b":"2"}}"#,
+                r#"{"a":"1","b":"2"}"#,
+            ),
+            (
+                r#""labelSelector":{"matchLabels":{"a":"1"}},"labelSelector":null,"labelSelector":{"matchLabels":{"b":"2"}}"#,
+                r#"{"b":"2"}"#,
+            ),
+        ] {
+            assert_eq!(rule(fields), labels(expected), "{fields}");
+        }
+    }
 
-        assert_eq!(found, expected);
+    #[test]
+    fn null_in_a_list_of_texts_is_an_empty_text_as_in_go() {
+        let rule = |fields: &str| {
+            let rule = format!(r#"{{"apiVersion":"v1","resource":"secrets",{fields}}}"#);
+            let body = format!(r#"{{"relatedResources":[{rule}]}}"#);
+            parse(&body, true, CustomizeLimits::default()).unwrap().remove(0)
+        };
+        let values = |values: &str| {
+            let requirement = format!(r#"{{"key":"a","operator":"In","values":{values}}}"#);
+            rule(&format!(r#""labelSelector":{{"matchExpressions":[{requirement}]}}"#))
+        };
+
+        assert_eq!(rule(r#""names":["a",null]"#), rule(r#""names":["a",""]"#));
+        assert_eq!(values(r#"["x",null]"#), values(r#"["x",""]"#));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
     Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
-    Lenience, StatusChecks,
+    StatusChecks, Strictness,
     apply_strategy::{self, ApplyRule},
     customize::OptionalRelated,
     finalizer,
@@ -73,7 +73,7 @@ pub struct Definition {
     /// True if children are recreated without dry runs; false when parsed.
     pub(crate) recreates_at_once: bool,
     /// Behaviour of Metacontroller that is enabled; none when parsed.
-    pub(crate) lenience: Lenience,
+    pub(crate) strictness: Strictness,
     /// Orphans that are adopted; all selected ones when parsed.
     pub(crate) adoption: Adoption,
     /// Related types that may be missing.
@@ -224,7 +224,7 @@ impl Definition {
                 max_children: MAX_CHILDREN,
                 customize_limits: CustomizeLimits::default(),
                 recreates_at_once: false,
-                lenience: Lenience::default(),
+                strictness: Strictness::default(),
                 adoption: Adoption::default(),
                 optional_related,
                 workers,

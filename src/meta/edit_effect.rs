@@ -51,7 +51,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         max_children,
         customize_limits,
         recreates_at_once,
-        lenience,
+        strictness,
         adoption,
         optional_related,
         workers,
@@ -65,7 +65,7 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
     let is_same_process = *max_children == new.max_children
         && *customize_limits == new.customize_limits
         && *recreates_at_once == new.recreates_at_once
-        && *lenience == new.lenience
+        && *strictness == new.strictness
         && *adoption == new.adoption
         && *revision_namespace == new.revision_namespace;
     let is_same_apply =

@@ -11,7 +11,7 @@ use super::{
     ControllerKind, HookVersion, LabelSelector, Selector,
     customize::{CustomizeLimits, related_rules},
     go_json, last_applied, merge,
-    protocol::{MAX_CHILDREN, children_field, sync_response},
+    protocol::{MAX_CHILDREN, check_unique_keys, children_field, sync_response},
     selection,
 };
 
@@ -50,10 +50,15 @@ fn response_of(kind: ControllerKind, body: &Bytes) {
     assert!(response.children.len() <= MAX_CHILDREN);
     assert!(response.resync_after.is_none_or(|after| !after.is_zero()));
     let Ok(tree) = serde_json::from_slice::<Value>(body) else { return };
+    // A tree has the last of a repeated key, where the objects of a response are merged.
+    if std::str::from_utf8(body).is_ok_and(|text| check_unique_keys("", text).is_err()) {
+        return;
+    }
     let read = |part: &Bytes| serde_json::from_slice::<Value>(part).expect("the tree has it");
     let children: Vec<Value> = response.children.iter().map(read).collect();
     assert_eq!(&children, tree[children_field(kind)].as_array().unwrap_or(&Vec::new()));
-    let status = response.status.as_ref().map(read);
+    let Ok(status) = &response.status else { return };
+    let status = status.as_ref().map(read);
     assert_eq!(status.as_ref(), Some(&tree["status"]).filter(|status| status.is_object()));
     if kind == ControllerKind::Decorator {
         for (field, changes) in [("labels", response.labels), ("annotations", response.annotations)]

@@ -65,6 +65,8 @@ struct TrackedParent {
     notes: BTreeSet<Note>,
     // True once the parent was warned of its selector.
     is_warned: bool,
+    // Digest of the message about a child that the last response has several times.
+    repeated: Option<u64>,
     status: Option<StoredStatus>,
     // Record of the last sync, if that found the parent as desired.
     record: Option<SyncRecord>,
@@ -163,6 +165,7 @@ impl ParentWrites {
                 refused: BTreeMap::new(),
                 notes: BTreeSet::new(),
                 is_warned: false,
+                repeated: None,
                 status: None,
                 record: None,
                 equal: EqualChildren::default(),
@@ -304,6 +307,15 @@ impl ParentWrites {
     pub(crate) fn is_first_warning(&self, key: &Request) -> bool {
         let mut parents = self.lock();
         parents.get_mut(key).is_some_and(|entry| !std::mem::replace(&mut entry.is_warned, true))
+    }
+
+    /// Records the message about a child that a response has several times. Returns it unless it is
+    /// that of the last response.
+    pub(crate) fn repeated<'m>(&self, key: &Request, message: Option<&'m str>) -> Option<&'m str> {
+        let now = message.map(digest);
+        let mut parents = self.lock();
+        let last = std::mem::replace(&mut parents.get_mut(key)?.repeated, now);
+        message.filter(|_| last != now)
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

@@ -8,10 +8,12 @@ mod repeated_key;
 mod request;
 mod response;
 
+use std::str::Utf8Error;
+
 use super::ControllerKind;
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use self::response::sync_response;
+pub(crate) use self::{repeated_key::check as check_unique_keys, response::sync_response};
 pub(crate) use self::{
     request::{ObservedObjects, customize_request, sync_request, sync_request_bytes},
     response::{StringChanges, sync_response_within},
@@ -19,8 +21,8 @@ pub(crate) use self::{
 
 /// Default of the maximum number of children in one response.
 pub(crate) const MAX_CHILDREN: usize = 10_000;
-/// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
-/// the whole response, so that a mistake in a hook is not executed in part.
+/// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child is
+/// refused before it is processed.
 pub(crate) const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
 /// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes
 /// the parent and its managed fields. A larger status is refused before it is processed.
@@ -65,6 +67,24 @@ fn names(kind: ControllerKind) -> &'static FieldNames {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn children_field(kind: ControllerKind) -> &'static str {
     names(kind).children
+}
+
+/// Refuses the response `null`, which otherwise is an empty object, as in Metacontroller.
+///
+/// # Errors
+///
+/// Names the flag that refuses it.
+pub(crate) fn refuse_null(body: &[u8]) -> Result<(), String> {
+    match body.trim_ascii() {
+        b"null" => Err("hook response is unusable: null, which --strict refuses; send {}".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the message about a response that is not UTF-8.
+pub(crate) fn not_utf8(error: &Utf8Error) -> String {
+    let at = error.valid_up_to();
+    format!("its byte {at} is not UTF-8; encode it as UTF-8")
 }
 
 /// Shortens a message to [`MAX_MESSAGE_BYTES`].

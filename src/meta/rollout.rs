@@ -20,7 +20,7 @@ pub(crate) use self::{
     pending::{PendingRollouts, RecordedProgress, RolloutHealth, RolloutObserver, WaitingParent},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
-        ids, plan,
+        RolloutWait, ids, plan,
     },
     revision::{
         LabelMap, OlderParent, Revision, RevisionOwner, is_named_by, is_of_type, labels_of,

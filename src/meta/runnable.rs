@@ -20,7 +20,7 @@ use crate::{
         all_of, always, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        ChildRule, ControllerKind, Definition, HookKind, Lenience, ParentType, Parents,
+        ChildRule, ControllerKind, Definition, HookKind, ParentType, Parents, Strictness,
         apply::Apply,
         counted_hook::Hooks,
         current::CurrentSync,
@@ -157,7 +157,7 @@ fn add_parents(mut builder: Builder, definition: &Definition, current: &CurrentS
             // Any one of the types is enough: see `ready`.
             ControllerKind::Decorator => builder.optional(),
         };
-        if definition.lenience.managed_fields {
+        if definition.strictness.managed_fields {
             builder = builder.managed_fields();
         }
     }
@@ -191,7 +191,7 @@ fn add_children(
             }
         });
         builder = if rule.optional { builder.optional() } else { builder.conditional() };
-        if definition.lenience.managed_fields {
+        if definition.strictness.managed_fields {
             builder = builder.managed_fields();
         }
     }
@@ -200,9 +200,9 @@ fn add_children(
 
 /// Returns the parents of a controller as its definition declares them.
 fn parents(definition: &Definition, mut parents: Parents) -> Parents {
-    let Lenience { unlimited_writes, managed_fields, takeover, .. } = definition.lenience;
+    let Strictness { strict, unlimited_writes, managed_fields } = definition.strictness;
     parents.recreates_at_once = definition.recreates_at_once;
-    parents.takes_over = takeover;
+    parents.takes_over = !strict;
     parents.writes.unlimited = unlimited_writes;
     parents.related = Arc::new(RelatedObjects::new(managed_fields, definition.customize_limits));
     parents

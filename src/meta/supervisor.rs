@@ -28,7 +28,8 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager,
-    Hook, HookKind, HookMetrics, Lenience, ResponseBudget, Selector, credentials::HookCredentials,
+    Hook, HookKind, HookMetrics, ResponseBudget, Selector, Strictness,
+    credentials::HookCredentials,
     declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
     protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
 };
@@ -95,8 +96,8 @@ pub struct MetaOptions {
     /// Field manager of server-side apply, of controllers without the annotation
     /// [`APPLY_FIELD_MANAGER`](super::APPLY_FIELD_MANAGER); that of Metacontroller by default.
     pub field_manager: FieldManager,
-    /// Behaviour of Metacontroller that is off by default.
-    pub lenience: Lenience,
+    /// Refusals beyond those of Metacontroller, and lifted bounds; none by default.
+    pub strictness: Strictness,
     /// Orphans that become children of a composite's parent; all that its selector matches by
     /// default.
     pub adoption: Adoption,
@@ -136,7 +137,7 @@ impl Default for MetaOptions {
             recreate_without_dry_run: false,
             apply_strategy: ApplyStrategy::default(),
             field_manager: FieldManager::default(),
-            lenience: Lenience::default(),
+            strictness: Strictness::default(),
             adoption: Adoption::default(),
             hook_error_excerpts: false,
             hook_redirects: true,
@@ -242,7 +243,7 @@ impl Supervisor {
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
-        let keeps_managed_fields = options.lenience.managed_fields;
+        let keeps_managed_fields = options.strictness.managed_fields;
         let source = ManagerSource {
             kind,
             manager: manager.clone(),

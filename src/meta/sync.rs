@@ -288,6 +288,7 @@ impl ParentReconciler {
                 self.report_flapping(parent, context)
             }
             HookResponse::Checked(mut response) => {
+                self.report_repeated(parent, response.repeated.as_deref(), context);
                 let rollout = match revisions {
                     Some(revisions) => {
                         let rolled =
@@ -297,13 +298,15 @@ impl ParentReconciler {
                     None => None,
                 };
                 self.resync_after(parent, response.record.resync_after);
-                self.parents.hook.answered(&parent.key);
+                if response.is_usable() {
+                    self.parents.hook.answered(&parent.key);
+                }
                 let applied = match self.definition.kind {
                     ControllerKind::Composite => {
-                        self.compose(object, &rules, response, rollout, context).await
+                        self.compose(object, &rules, *response, rollout, context).await
                     }
                     ControllerKind::Decorator => {
-                        self.decorate(object, &rules, response, context).await
+                        self.decorate(object, &rules, *response, context).await
                     }
                 };
                 let what = |child: &Child| {

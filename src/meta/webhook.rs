@@ -11,6 +11,7 @@ mod connections;
 mod connector;
 mod etag;
 mod handshake;
+mod invalid_utf8;
 mod redirect;
 mod retry_after;
 mod route;
@@ -56,6 +57,7 @@ pub(crate) struct Webhook {
     timeout: Duration,
     error_excerpts: bool,
     redirects: bool,
+    replaces_invalid_utf8: bool,
     longest_retry_after: Duration,
     routes: Routes,
     user_agent: HeaderValue,
@@ -91,6 +93,7 @@ impl Webhook {
             timeout,
             error_excerpts: false,
             redirects: false,
+            replaces_invalid_utf8: false,
             longest_retry_after: MAX_RETRY_AFTER,
             routes: Routes::default(),
             user_agent: user_agent::library(),
@@ -115,6 +118,14 @@ impl Webhook {
     #[must_use]
     pub(crate) fn redirects(mut self, followed: bool) -> Self {
         self.redirects = followed;
+        self
+    }
+
+    /// Replaces bytes of a response that are not UTF-8, as Go does; off by default, so that such a
+    /// response is refused.
+    #[must_use]
+    pub(crate) fn replaces_invalid_utf8(mut self, replaced: bool) -> Self {
+        self.replaces_invalid_utf8 = replaced;
         self
     }
 

@@ -14,20 +14,11 @@ async fn unusable_response_deletes_nothing_and_is_reported() {
         harness.create_thing("a").await;
         eventually("the child", async || harness.config_map("kept").await).await
     };
-    let mut nameless = child("a", "x", "x");
-    nameless["metadata"]["name"] = json!("");
-    let mut wrong_kind = child("a", "x", "x");
-    wrong_kind["kind"] = json!("Secret");
-    let good = || child("a", "another", "x");
     for (answer, part) in [
         (json!(""), "empty body"),
-        (json!("null"), "hook response is unusable"),
+        (json!("[]"), "hook response is unusable"),
         (json!("{\"children\":["), "EOF"),
         (json!({"children": "x"}), "children: "),
-        (json!({"children": [good(), null]}), "children[1]: must be an object, not null"),
-        (json!({"children": [good(), nameless]}), "children[1].metadata.name: is required"),
-        (json!({"children": [good(), wrong_kind]}), "children[1]: Secret of v1 is not declared"),
-        (json!({"children": [good(), good()]}), "children[1]: ConfigMap"),
     ] {
         harness.answers(move |_| Ok(answer.clone()));
         harness.touch("a").await;
@@ -35,7 +26,6 @@ async fn unusable_response_deletes_nothing_and_is_reported() {
         harness.event("SyncError", part).await;
     }
     assert_eq!(harness.config_map("kept").await.unwrap().uid(), before.uid());
-    assert!(harness.config_map("another").await.is_none());
     harness.answers(|_| {
         Ok(json!({"children": [child("a", "kept", "x"), child("a", "another", "x")]}))
     });

@@ -8,7 +8,7 @@ use kube::Client;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     manager::{Election, ElectionOptions, Manager, ManagerOptions, RunnableOptions},
-    meta::{ApplyStrategy, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{ApplyStrategy, Hook, HookError, MetaOptions, SUPERVISOR, Strictness, Supervisor},
 };
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -57,6 +57,9 @@ impl Process {
         let options = MetaOptions {
             hooks: Some(Arc::new(|_, _| Arc::new(Sized))),
             apply_strategy,
+            // The workload releases a child that its hook still wants, which server-side apply
+            // would take over at once.
+            strictness: Strictness { strict: true, ..Strictness::default() },
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();

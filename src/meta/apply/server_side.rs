@@ -1,8 +1,8 @@
 //! Server-side apply of one child.
 //!
 //! A child that is not observed is read first, so that a foreign object is not taken over. An object
-//! without a controller is taken over only if that is enabled. An observed child is applied with
-//! its uid, so that a deleted child is not created again.
+//! without a controller is taken over, as in Metacontroller, unless the process is strict. An
+//! observed child is applied with its uid, so that a deleted child is not created again.
 //!
 //! Semantics: `pkg/controller/common/manage_children.go` of Metacontroller, except that
 //! Metacontroller always sets `force`.
@@ -79,8 +79,13 @@ impl Apply {
         }
     }
 
+    /// Returns whether an object without a controller is taken over in place of a new child.
+    fn takes_over(&self) -> bool {
+        self.parents.takes_over
+    }
+
     /// Creates a child, unless there is an object of that name. An object without a controller is
-    /// taken over if that is enabled.
+    /// taken over if that is allowed.
     async fn apply_new(
         &self,
         target: &WrittenChild<'_>,
@@ -95,7 +100,7 @@ impl Apply {
             ExistingObject::LeftBehind(child) => {
                 return Err(self.delete_left_behind(target, &child, &resource, &write.key).await);
             }
-            ExistingObject::NotOurs { free: Some(uid), .. } if self.parents.takes_over => {
+            ExistingObject::NotOurs { free: Some(uid), .. } if self.takes_over() => {
                 if target.is_halted() {
                     return Ok(None);
                 }

@@ -1,7 +1,11 @@
 //! Validation of the children of a hook response: each by itself, and all against each other.
+//!
+//! A child that cannot be used is an error of its own, as if the API server had refused it. The
+//! observed child that it names stays as it is: the hook desires it, though in a form that cannot be
+//! written.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
     fmt,
     sync::Arc,
 };
@@ -14,11 +18,19 @@ use serde::{
 };
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{ChildContext, DesiredChild};
+use super::{
+    Child, ChildContext, DesiredChild,
+    named_child::{MAX_TYPE_BYTES, NamedChild, shown},
+};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
-    meta::{protocol::bounded, rewrite},
+    meta::{
+        failures::Failures,
+        fingerprint::Fingerprint,
+        protocol::{MAX_CHILD_BYTES, bounded},
+        rewrite,
+    },
     redaction,
 };
 
@@ -31,63 +43,127 @@ const MAX_GENERATED_BASE: usize = 58;
 const RANDOM_CHARACTERS: usize = 5;
 /// Random characters of a generated name, those of the API server: they form no words.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
-const MAX_TYPE_BYTES: usize = 1024;
+
+/// Children of a response after their check.
+#[derive(Debug, Default)]
+pub(crate) struct CheckedChildren {
+    /// Children that can be written.
+    pub(crate) desired: Vec<DesiredChild>,
+    /// Errors of the other children.
+    pub(crate) unusable: Failures,
+    /// Observed children that the other children name. They stay as they are.
+    pub(crate) held: BTreeSet<(usize, ObjectKey)>,
+    /// Message about the first child that the response has several times, with different content.
+    pub(crate) repeated: Option<String>,
+}
 
 impl ChildContext<'_> {
-    /// Checks the children of a response, one after the other.
+    /// Checks the children of a response, one after the other; returns the usable ones.
+    ///
+    /// # Errors
+    ///
+    /// Names the first child that cannot be used, or that the response has several times.
+    #[cfg(test)]
+    pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<DesiredChild>, String> {
+        self.check_all(children, true).map(|checked| checked.desired)
+    }
+
+    /// Checks the children of a response, one after the other. Of a child that the response has
+    /// several times, the last one counts.
     ///
     /// Children of an optional type that is not served are left out.
     ///
     /// # Errors
     ///
-    /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
-    /// checked.
-    #[cfg(test)]
-    pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<DesiredChild>, String> {
-        self.check_all(children, false)
-    }
-
-    /// Checks like `check`; if repeats are allowed, the last one counts.
+    /// Only with `strict`: names the first invalid field, as in `children[3].metadata.name`, or the
+    /// first child that is repeated. Later children are not checked.
     pub(crate) fn check_all(
         &self,
         children: Vec<Bytes>,
-        is_repeatable: bool,
-    ) -> Result<Vec<DesiredChild>, String> {
+        strict: bool,
+    ) -> Result<CheckedChildren, String> {
         let list = self.ownership.list();
-        // Index of the first one in the response, and place among the checked ones.
-        let mut first = HashMap::<(usize, ObjectKey), (usize, usize), RandomState>::default();
-        let mut desired = Vec::with_capacity(children.len());
-        for (index, child) in children.into_iter().enumerate() {
-            let checked = self
-                .check_child(child)
-                .map_err(|FieldError { field, message }| {
-                    format!("{list}[{index}]{field}: {message}")
-                })
-                .map_err(bounded);
-            let Some(child) = checked? else { continue };
-            match first.entry((child.group, child.key.clone())) {
+        let mut checked = CheckedChildren::default();
+        let mut unusable = HashSet::default();
+        // Places among the usable children.
+        let mut places = HashMap::<(usize, ObjectKey), usize, RandomState>::default();
+        for (index, json) in children.into_iter().enumerate() {
+            let child = match self.check_child(json.clone()) {
+                Ok(Some(child)) => child,
+                Ok(None) => continue,
+                Err(FieldError { field, message }) => {
+                    let named = NamedChild::of(&json);
+                    let name = named.as_ref().map(NamedChild::in_brackets).unwrap_or_default();
+                    let error = bounded(format!("{list}[{index}]{field}{name}: {message}"));
+                    if strict {
+                        return Err(error);
+                    }
+                    checked.unusable.push(error);
+                    let named = named.filter(|named| !named.name.is_empty());
+                    unusable.extend(named.clone().map(NamedChild::without_namespace));
+                    unusable.extend(named);
+                    continue;
+                }
+            };
+            let place = match places.entry((child.group, child.key.clone())) {
                 Entry::Vacant(free) => {
-                    free.insert((index, desired.len()));
-                    desired.push(child);
+                    free.insert(checked.desired.len());
+                    checked.desired.push(child);
+                    continue;
                 }
-                Entry::Occupied(taken) if is_repeatable => desired[taken.get().1] = child,
-                Entry::Occupied(taken) => {
-                    return Err(format!(
-                        "{list}[{index}]: {} {} is listed twice, first as {list}[{}]",
-                        self.groups[child.group].served.kind,
-                        child.key,
-                        taken.get().0
-                    ));
-                }
+                Entry::Occupied(taken) => *taken.get(),
+            };
+            let kind = &self.groups[child.group].served.kind;
+            if strict {
+                let key = &child.key;
+                let why = "several times in the response, which --strict refuses";
+                return Err(format!("{list}[{index}]: {kind} {key} is {why}"));
             }
+            let first = &mut checked.desired[place];
+            if checked.repeated.is_none() && !is_same(&first.json, &child.json) {
+                checked.repeated = Some(format!(
+                    "{kind} {} is several times in the response, with different content; the last \
+                     one counts",
+                    child.key
+                ));
+            }
+            *first = child;
         }
-        Ok(desired)
+        if !unusable.is_empty() {
+            let observed = self.observed.iter().filter(|child| self.is_named(child, &unusable));
+            checked.held = observed.map(|child| (child.group, child.key.clone())).collect();
+            checked.held.retain(|child| !places.contains_key(child));
+        }
+        Ok(checked)
+    }
+
+    /// Returns whether one of these names may be that of an observed child. A kind or namespace that
+    /// a child of the response leaves open is any, and any namespace is that of a cluster-scoped
+    /// child.
+    fn is_named(&self, child: &Child, names: &HashSet<NamedChild>) -> bool {
+        let kind = Some(self.groups[child.group].served.kind.to_string());
+        let namespace = Some(child.key.namespace.as_deref().unwrap_or_default().to_owned());
+        let name = child.key.name.to_string();
+        let open_kind = NamedChild { name: name.clone(), kind: None, namespace: namespace.clone() };
+        let open_namespace = NamedChild { name: name.clone(), kind: kind.clone(), namespace: None };
+        let open_both = NamedChild { name: name.clone(), kind: None, namespace: None };
+        [NamedChild { name, kind, namespace }, open_kind, open_namespace, open_both]
+            .iter()
+            .any(|named| names.contains(named))
     }
 
     fn check_child(&self, json: Bytes) -> Result<Option<DesiredChild>, FieldError> {
         if json.first() != Some(&b'{') {
-            return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
+            let message = format!("must be an object, not {}; leave it out", word_of(&json));
+            return Err(wrong("", message));
+        }
+        // A text that cannot be decoded is refused below.
+        let long = rewrite::text(&json).ok().filter(|it| !rewrite::is_short(MAX_CHILD_BYTES, it));
+        let bytes = long.and_then(|text| rewrite::size_beyond(MAX_CHILD_BYTES, text).ok()?);
+        if let Some(bytes) = bytes {
+            let message =
+                format!("has {bytes} bytes; the API server accepts at most {MAX_CHILD_BYTES}");
+            return Err(wrong("", message));
         }
         let head = head(&json).map_err(|error| wrong("", redaction::decoding(error)));
         let mut object = head?;
@@ -106,7 +182,7 @@ impl ChildContext<'_> {
             return Err(wrong(
                 "",
                 format!(
-                    "{} of {} is not declared in {}",
+                    "{} of {} is not declared in {}; declare it, or leave the child out",
                     shown(&kind),
                     shown(&api_version),
                     self.ownership.declared()
@@ -117,20 +193,20 @@ impl ChildContext<'_> {
             return Err(wrong(".metadata", "must be an object"));
         };
         let generate_name = generate_name(metadata);
-        let (field, name) = match &generate_name {
-            Some(base) => (".metadata.generateName", generated(base)),
-            None => (".metadata.name", text(metadata, "name", ".metadata")?.to_owned()),
+        let name = match &generate_name {
+            Some(base) => {
+                let name = generated(base);
+                check_name(".metadata.generateName", &name)?;
+                name
+            }
+            None => name_of(metadata)?,
         };
-        if !is_name(&name) {
-            let message = format!("{:?} is not a valid object name", shown(&name));
-            return Err(wrong(field, message));
-        }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
         check_owners(metadata)?;
         self.ownership.mark(metadata, &self.parent.uid);
         let labels: StringMap = texts(metadata, "labels")?.into_iter().collect();
-        texts(metadata, "annotations")?;
+        check_annotations(metadata)?;
         let unclaimed = |message| wrong(".metadata.labels", message);
         self.ownership.check_labels(&labels).map_err(unclaimed)?;
         Ok(Some(DesiredChild { group, key, generate_name, json }))
@@ -156,7 +232,7 @@ impl ChildContext<'_> {
                 "",
                 format!(
                     "{} is cluster-scoped; a namespaced parent has children only in its own \
-                     namespace",
+                     namespace: use a cluster-scoped parent, or leave the child out",
                     served.kind
                 ),
             )),
@@ -168,7 +244,11 @@ impl ChildContext<'_> {
                 if let Some(wanted) = wanted.filter(|wanted| **wanted != **own) {
                     return Err(wrong(
                         FIELD,
-                        format!("must be {own:?}, as the parent's, not {:?}", shown(&wanted)),
+                        format!(
+                            "must be {own:?}, as the parent's, not {:?}; use a cluster-scoped parent \
+                             for children elsewhere",
+                            shown(&wanted)
+                        ),
                     ));
                 }
                 Ok(Some(own.clone()))
@@ -181,7 +261,7 @@ impl ChildContext<'_> {
                     return Err(wrong(
                         FIELD,
                         format!(
-                            "{:?} is not watched: this process is limited to {watched:?}",
+                            "{:?} is not watched: --namespace limits this process to {watched:?}",
                             shown(&wanted)
                         ),
                     ));
@@ -198,6 +278,27 @@ impl ChildContext<'_> {
             }
         }
     }
+}
+
+/// Returns the name of a child.
+fn name_of(metadata: &Map<String, Value>) -> Result<String, FieldError> {
+    let name = text(metadata, "name", ".metadata")?;
+    check_name(".metadata.name", name)?;
+    Ok(name.to_owned())
+}
+
+fn check_name(field: &str, name: &str) -> Result<(), FieldError> {
+    if is_name(name) {
+        Ok(())
+    } else {
+        Err(wrong(field, format!("{:?} is not a valid object name", shown(name))))
+    }
+}
+
+/// Returns whether two texts mean the same.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let of = |json| Fingerprint::of(json).ok();
+    one == other || (of(one).is_some() && of(one) == of(other))
 }
 
 /// Checks the form of the owners that a hook adds to the parent.
@@ -306,11 +407,6 @@ fn wrong(field: &str, message: impl Into<String>) -> FieldError {
     FieldError { field: field.to_owned(), message: message.into() }
 }
 
-/// Returns the beginning of a name, which may have any length and content.
-fn shown(name: &str) -> String {
-    redaction::printable(name).chars().take(64).collect()
-}
-
 fn word(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -344,6 +440,15 @@ fn text<'a>(
         Some(other) => format!("must be a string, not {}", word(other)),
     };
     Err(wrong(&format!("{path}.{field}"), message))
+}
+
+/// Checks the form of annotations. Null is an empty text, as for the API server.
+fn check_annotations(metadata: &Map<String, Value>) -> Result<(), FieldError> {
+    let annotations = metadata.get("annotations").and_then(Value::as_object);
+    if annotations.is_some_and(|all| all.values().all(|it| it.is_string() || it.is_null())) {
+        return Ok(());
+    }
+    texts(metadata, "annotations").map(|_| ())
 }
 
 fn texts<'a>(

@@ -1,7 +1,9 @@
 //! Tests of the validation and the plan.
 
 use super::{fixtures::*, *};
-use crate::meta::{Selector, adoption::AdoptionRule, ownership::DECORATED_BY};
+use crate::meta::{
+    Selector, adoption::AdoptionRule, ownership::DECORATED_BY, protocol::MAX_CHILD_BYTES,
+};
 
 fn config_map(name: &str) -> Value {
     json!({
@@ -70,7 +72,137 @@ fn refusal(pointer: &str, value: Value) -> String {
 fn check_refused(pointer: &str, value: Value, expected: &str) {
     let error = refusal(pointer, value);
 
-    assert!(error.starts_with(expected), "{error}");
+    // Without the name of the child, which follows the field in brackets.
+    let unnamed = match (error.find(" ("), error.find("): ")) {
+        (Some(begin), Some(end)) => format!("{}{}", &error[..begin], &error[end + 1..]),
+        _ => error.clone(),
+    };
+    assert!(unnamed.starts_with(expected), "{error}");
+}
+
+#[test]
+fn unusable_child_is_named_by_index_field_kind_and_name_with_the_remedy() {
+    for (pointer, value, expected) in [
+        (
+            "/metadata/namespace",
+            json!("other"),
+            "children[1].metadata.namespace (ConfigMap b): must be \"ns\", as the parent's, not \
+             \"other\"; use a cluster-scoped parent for children elsewhere",
+        ),
+        (
+            "/kind",
+            json!("Pod"),
+            "children[1] (Pod b): Pod of v1 is not declared in spec.childResources; declare it, or \
+             leave the child out",
+        ),
+        ("/kind", json!(null), "children[1].kind (b): is required"),
+        ("/metadata/name", json!(null), "children[1].metadata.name (ConfigMap): is required"),
+        ("", json!(null), "children[1]: must be an object, not null; leave it out"),
+    ] {
+        assert_eq!(refusal(pointer, value), expected);
+    }
+}
+
+/// Observed child of a group in the namespace of the parent.
+fn observed_in(group: usize, namespace: &str, name: &str) -> Child {
+    let mut object = config_map(name);
+    object["metadata"]["namespace"] = json!(namespace);
+    let mut observed = child(group, name, object);
+    observed.key.namespace = Some(namespace.into());
+    observed
+}
+
+/// Names of the observed children that are held for an unusable child.
+fn held(parent: &Parent, observed: &[Child], children: Vec<Bytes>) -> Vec<String> {
+    let (groups, ownership) = (groups(UpdateMethod::InPlace), ownership());
+    let rules = ChildContext {
+        parent,
+        groups: &groups,
+        missing: &[],
+        ownership: &ownership,
+        observed,
+        restricted: None,
+    };
+    let checked = rules.check_all(children, false).unwrap();
+    assert!(!checked.unusable.is_empty());
+    let name = |(group, key): &(usize, ObjectKey)| format!("{} {key}", groups[*group].served.kind);
+    checked.held.iter().map(name).collect()
+}
+
+#[test]
+fn unusable_child_holds_the_observed_one_that_it_names() {
+    let observed =
+        [observed_in(0, "ns", "a"), observed_in(0, "ns", "b"), observed_in(1, "ns", "a")];
+    let with = |change: fn(&mut Value)| {
+        let mut bad = config_map("a");
+        bad["metadata"]["annotations"] = json!(7);
+        change(&mut bad);
+        let texts = texts(vec![config_map("b"), bad]);
+        held(&parent(Some("ns")), &observed, texts)
+    };
+    let both = ["ConfigMap ns/a", "Deployment ns/a"];
+
+    assert_eq!(with(|_| {}), both[..1]);
+    assert_eq!(with(|it| it["apiVersion"] = json!("v2")), both[..1], "in another version");
+    assert_eq!(with(|it| it["kind"] = json!(null)), both, "of any kind");
+    assert_eq!(with(|it| it["metadata"]["namespace"] = json!(5)), both[..1]);
+    assert_eq!(with(|it| it["metadata"]["namespace"] = json!("elsewhere")), [""; 0]);
+    assert_eq!(with(|it| it["metadata"]["name"] = json!("c")), [""; 0]);
+    assert_eq!(with(|it| it["metadata"]["name"] = json!("b")), [""; 0], "another entry is usable");
+    assert_eq!(with(|it| it["metadata"] = json!(null)), [""; 0]);
+    assert_eq!(with(|it| *it = json!(null)), [""; 0]);
+}
+
+#[test]
+fn namespace_of_a_cluster_scoped_child_holds_the_observed_one() {
+    let mut object = config_map("n");
+    object["kind"] = json!("Namespace");
+    let mut bad = object.clone();
+    bad["metadata"]["namespace"] = json!("x");
+
+    let held = held(&parent(None), &[child(2, "n", object)], texts(vec![bad]));
+
+    assert_eq!(held, ["Namespace n"]);
+}
+
+#[test]
+fn child_that_cannot_be_decoded_holds_the_observed_one_that_it_names() {
+    let nested = "[".repeat(5000) + &"]".repeat(5000);
+    let long = format!("\"{}\"", "x".repeat(MAX_CHILD_BYTES));
+    for value in ["1e999", r#""\ud800""#, &nested, &long] {
+        let bad = config_map("a").to_string().replacen('{', &format!("{{\"data\":{value},"), 1);
+
+        let held = held(&parent(Some("ns")), &[observed_in(0, "ns", "a")], vec![bad.into()]);
+
+        assert_eq!(held, ["ConfigMap ns/a"]);
+    }
+}
+
+#[test]
+fn annotation_that_is_null_is_an_empty_text_as_for_the_server() {
+    let mut sent = config_map("a");
+    sent["metadata"]["annotations"] = json!({"x": null});
+
+    let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
+
+    let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!(object(created)["metadata"]["annotations"]["x"], "");
+    assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]), []);
+}
+
+#[test]
+fn child_that_no_server_accepts_is_an_error_of_its_own() {
+    let of = |bytes: usize| {
+        let mut large = config_map("a");
+        large["data"] = json!({"k": ""});
+        let rest = large.to_string().len();
+        large["data"]["k"] = json!("x".repeat(bytes - rest));
+        checked(&parent(Some("ns")), &[], vec![large])
+    };
+
+    assert!(of(MAX_CHILD_BYTES).is_ok());
+    let error = of(MAX_CHILD_BYTES + 1).unwrap_err();
+    assert!(error.starts_with("children[0] (ConfigMap a): has 3145729 bytes"), "{error}");
 }
 
 #[test]
@@ -110,7 +242,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
         "children[1].metadata.labels: has a value ",
     );
     check_refused("/metadata/annotations", json!([]), "children[1].metadata.annotations: ");
-    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is listed twice");
+    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is several times");
     check_refused(
         "",
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
@@ -133,7 +265,8 @@ fn child_that_cannot_be_decoded_is_refused_by_its_index() {
 
             let refused = check(bad);
 
-            assert!(refused.unwrap_err().starts_with("children[1]: "), "{field} {value}");
+            let error = refused.unwrap_err();
+            assert!(error.starts_with("children[1]"), "{field} {value}: {error}");
         }
     }
     let deepest = whole.replacen('{', &format!("{{\"data\":{},", nested(126)), 1);
@@ -222,7 +355,7 @@ fn label_of_a_refused_child_is_not_quoted() {
     for labels in [json!({"app": "x", "hush": 1}), json!({"app": "hush"})] {
         let wrong = refusal("/metadata/labels", labels);
 
-        assert!(wrong.starts_with("children[1].metadata.labels: "), "{wrong}");
+        assert!(wrong.starts_with("children[1].metadata.labels (ConfigMap b): "), "{wrong}");
         assert!(!wrong.contains("hush"), "{wrong}");
     }
 }
@@ -271,7 +404,7 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
 
     let refused = rules.check(child("unseen")).unwrap_err();
 
-    assert!(refused.starts_with("children[0].metadata.namespace: "), "{refused}");
+    assert!(refused.starts_with("children[0].metadata.namespace (ConfigMap a): "), "{refused}");
     assert!(rules.check(child("seen")).is_ok());
 }
 
@@ -540,7 +673,7 @@ fn metadata_too_large_for_any_server_refuses_the_child() {
 
     assert!(of(512 * 1024).is_ok());
     let error = of(512 * 1024 + 1).unwrap_err();
-    assert!(error.starts_with("children[0]: metadata has 524289 bytes"), "{error}");
+    assert!(error.starts_with("children[0] (ConfigMap a): metadata has 524289"), "{error}");
 }
 
 #[test]
@@ -584,7 +717,9 @@ fn attachment_is_created_with_the_annotation_of_its_decorator() {
     assert_eq!(remembered["metadata"]["annotations"], expected);
     assert_eq!(metadata["ownerReferences"], json!([owner_reference(&parent)]));
     let refused = rules.check(texts(vec![attachment("ConfigMap", json!([]))])).unwrap_err();
-    assert!(refused.starts_with("attachments[0].metadata.annotations: "), "{refused}");
+    let expected = "attachments[0].metadata.annotations (ConfigMap a): ";
+    assert!(refused.starts_with(expected), "{refused}");
     let refused = rules.check(texts(vec![attachment("Pod", json!({}))])).unwrap_err();
-    assert_eq!(refused, "attachments[0]: Pod of v1 is not declared in spec.attachments");
+    let expected = "attachments[0] (Pod a): Pod of v1 is not declared in spec.attachments; ";
+    assert!(refused.starts_with(expected), "{refused}");
 }

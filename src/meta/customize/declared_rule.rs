@@ -1,10 +1,11 @@
 //! Declared rules of a customize response, decoded as by Go.
 //!
 //! An unknown or repeated field, at any depth, is an error in a strict response. In a loose one
-//! unknown fields are ignored, and the last of a repeated field counts. `null` means absent.
+//! unknown fields are ignored, the objects of a repeated field are merged, and otherwise the last of
+//! a repeated field counts. `null` means absent.
 //!
-//! Semantics: `UnmarshalStrict` of `sigs.k8s.io/json`, except that the objects of a repeated field
-//! are not merged.
+//! Semantics: `UnmarshalStrict` of `sigs.k8s.io/json`, except that the elements of a repeated list
+//! are not merged with those of an earlier one.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
@@ -66,6 +67,7 @@ impl DeclaredRule {
     fn read(path: &str, rule: &RawValue, strict: bool, most: usize) -> Result<Self, String> {
         let rule = ResponseObject::read(path, rule.get(), Some(RULE), strict)?;
         let names = rule.list("names", most, NAMES_FLAG)?;
+        let names = names.into_iter().map(Option::unwrap_or_default).collect();
         Ok(Self {
             api_version: rule.value("apiVersion")?,
             resource: rule.value("resource")?,
@@ -77,10 +79,13 @@ impl DeclaredRule {
     }
 }
 
-/// Object of a response: the last value of each of its known fields.
+/// Values of a field in their order: several if the field is repeated.
+type FieldValues<'de> = Vec<&'de RawValue>;
+
+/// Object of a response: the values of its known fields.
 struct ResponseObject<'de> {
     path: String,
-    fields: BTreeMap<String, &'de RawValue>,
+    fields: BTreeMap<String, FieldValues<'de>>,
     strict: bool,
 }
 
@@ -92,33 +97,74 @@ impl<'de> ResponseObject<'de> {
         known: Option<&'static [&'static str]>,
         strict: bool,
     ) -> Result<Self, String> {
+        let mut object = Self { path: path.to_owned(), fields: BTreeMap::new(), strict };
+        object.add(text, known)?;
+        Ok(object)
+    }
+
+    /// Adds the fields of another object in its place.
+    fn add(
+        &mut self,
+        text: &'de str,
+        known: Option<&'static [&'static str]>,
+    ) -> Result<(), String> {
+        let (strict, fields) = (self.strict, &mut self.fields);
         let mut decoder = serde_json::Deserializer::from_str(text);
-        let fields = decoder
-            .deserialize_map(ObjectVisitor { known, strict })
-            .and_then(|fields| decoder.end().map(|()| fields))
-            .map_err(|error| problem(path, error))?;
-        Ok(Self { path: path.to_owned(), fields, strict })
+        decoder
+            .deserialize_map(ObjectVisitor { known, strict, fields })
+            .and_then(|()| decoder.end())
+            .map_err(|error| problem(&self.path, error))
     }
 
     fn path(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    /// Returns the field, or the default if it is absent or null.
-    fn value<T: Default + Deserialize<'de>>(&self, field: &str) -> Result<T, String> {
-        let Some(raw) = self.fields.get(field) else { return Ok(T::default()) };
-        let value: Result<Option<T>, _> = serde_json::from_str(raw.get());
-        value.map(Option::unwrap_or_default).map_err(|error| problem(&self.path(field), error))
+    fn values(&self, field: &str) -> &[&'de RawValue] {
+        self.fields.get(field).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the field as an object; `None` if it is absent or null.
+    /// Returns the field, or the default if it is absent or null. Null leaves an earlier value as it
+    /// is.
+    fn value<T: Default + Deserialize<'de>>(&self, field: &str) -> Result<T, String> {
+        let mut last = None;
+        for raw in self.values(field) {
+            let value: Result<Option<T>, _> = serde_json::from_str(raw.get());
+            last = value.map_err(|error| problem(&self.path(field), error))?.or(last);
+        }
+        Ok(last.unwrap_or_default())
+    }
+
+    /// Returns the field as an object; `None` if it is absent or its last value is null. Objects of
+    /// a repeated field are merged.
     fn object(
         &self,
         field: &str,
         known: Option<&'static [&'static str]>,
     ) -> Result<Option<Self>, String> {
-        let raw = self.fields.get(field).filter(|raw| raw.get() != "null");
-        raw.map(|raw| Self::read(&self.path(field), raw.get(), known, self.strict)).transpose()
+        let mut merged: Option<Self> = None;
+        for raw in self.values(field) {
+            merged = match merged {
+                _ if raw.get() == "null" => None,
+                None => Some(Self::read(&self.path(field), raw.get(), known, self.strict)?),
+                Some(mut object) => {
+                    object.add(raw.get(), known)?;
+                    Some(object)
+                }
+            };
+        }
+        Ok(merged)
+    }
+
+    /// Returns the texts of an object whose fields are labels; the last of a label counts.
+    fn texts(&self) -> Result<BTreeMap<String, String>, String> {
+        let last = |(key, values): (&String, &FieldValues<'de>)| {
+            let value = values.last().map_or("null", |raw| raw.get());
+            let value: Result<Option<String>, _> = serde_json::from_str(value);
+            let value = value.map_err(|error| problem(&self.path(key), error))?;
+            Ok((key.clone(), value.unwrap_or_default()))
+        };
+        self.fields.iter().map(last).collect()
     }
 
     /// Returns the elements of a list, at most `most`, which `flag` sets; none if the field is
@@ -129,7 +175,7 @@ impl<'de> ResponseObject<'de> {
         most: usize,
         flag: &'static str,
     ) -> Result<Vec<T>, String> {
-        let raw = self.fields.get(field).filter(|raw| raw.get() != "null");
+        let raw = self.values(field).last().filter(|raw| raw.get() != "null");
         let Some(raw) = raw else { return Ok(Vec::new()) };
         let mut decoder = serde_json::Deserializer::from_str(raw.get());
         decoder
@@ -140,12 +186,8 @@ impl<'de> ResponseObject<'de> {
 
     fn selector(&self, field: &str, most: usize) -> Result<Option<LabelSelector>, String> {
         let Some(selector) = self.object(field, Some(SELECTOR))? else { return Ok(None) };
-        let mut match_labels = BTreeMap::new();
-        if let Some(labels) = selector.object("matchLabels", None)? {
-            for key in labels.fields.keys() {
-                match_labels.insert(key.clone(), labels.value(key)?);
-            }
-        }
+        let labels = selector.object("matchLabels", None)?;
+        let match_labels = labels.map(|labels| labels.texts()).transpose()?.unwrap_or_default();
         let expressions: Vec<&RawValue> = selector.list("matchExpressions", most, NAMES_FLAG)?;
         let path = selector.path("matchExpressions");
         let expressions = expressions.into_iter().enumerate();
@@ -154,10 +196,11 @@ impl<'de> ResponseObject<'de> {
                 let path = format!("{path}[{index}]");
                 let requirement =
                     ResponseObject::read(&path, raw.get(), Some(REQUIREMENT), self.strict)?;
+                let values: Vec<Option<String>> = requirement.value("values")?;
                 Ok(LabelSelectorRequirement {
                     key: requirement.value("key")?,
                     operator: requirement.value("operator")?,
-                    values: requirement.value("values")?,
+                    values: values.into_iter().map(Option::unwrap_or_default).collect(),
                 })
             })
             .collect::<Result<_, String>>()?;
@@ -170,23 +213,23 @@ fn problem(path: &str, error: serde_json::Error) -> String {
     if path.is_empty() { problem } else { format!("{path}: {problem}") }
 }
 
-struct ObjectVisitor {
+struct ObjectVisitor<'de, 'f> {
     known: Option<&'static [&'static str]>,
     strict: bool,
+    fields: &'f mut BTreeMap<String, FieldValues<'de>>,
 }
 
-impl<'de> Visitor<'de> for ObjectVisitor {
-    type Value = BTreeMap<String, &'de RawValue>;
+impl<'de> Visitor<'de> for ObjectVisitor<'de, '_> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = BTreeMap::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key::<String>()? {
             let is_known = self.known.is_none_or(|known| known.contains(&&*key));
-            let wrong = match (is_known, fields.contains_key(&key)) {
+            let wrong = match (is_known, self.fields.contains_key(&key)) {
                 (false, _) => Some("unknown field"),
                 (true, true) => Some("duplicate field"),
                 (true, false) => None,
@@ -198,12 +241,12 @@ impl<'de> Visitor<'de> for ObjectVisitor {
                 return Err(A::Error::custom(format!("{wrong}{key}")));
             }
             if is_known {
-                fields.insert(key, map.next_value()?);
+                self.fields.entry(key).or_default().push(map.next_value()?);
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(fields)
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ use serde::{
 /// # Errors
 ///
 /// The path of the repeated key, or the reason why the text is not JSON.
-pub(super) fn check(field: &str, text: &str) -> Result<(), serde_json::Error> {
+pub(crate) fn check(field: &str, text: &str) -> Result<(), serde_json::Error> {
     let mut decoder = serde_json::Deserializer::from_str(text);
     UniqueKeys(&Path::Field(field)).deserialize(&mut decoder)?;
     decoder.end()

@@ -1,7 +1,7 @@
 //! Responses of sync and finalize hooks: validated except for the children, and cut into slices of
 //! their text.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, fmt, time::Duration};
 
 use bytes::Bytes;
 use serde::{
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use super::MAX_CHILDREN;
-use super::{FieldNames, MAX_CHILD_BYTES, MAX_STATUS_BYTES, bounded, names, repeated_key};
+use super::{FieldNames, MAX_STATUS_BYTES, bounded, names, not_utf8, repeated_key};
 use crate::{
     duration::LONGEST,
     meta::{ControllerKind, rewrite},
@@ -26,16 +26,17 @@ const MAX_RESYNC: Duration = LONGEST;
 const MAX_CHANGES_BYTES: usize = 512 * 1024;
 
 /// Response of a sync or finalize hook. Status and children are slices of its text.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SyncResponse {
-    /// Status of the parent, an object; `null` and absent are the same, and differ from `{}`.
-    pub(crate) status: Option<Bytes>,
+    /// Status of the parent, an object; `null` and absent are the same, and differ from `{}`. An
+    /// error if no API server would store it.
+    pub(crate) status: Result<Option<Bytes>, String>,
     /// Changes of the parent's labels; empty for a CompositeController.
     pub(crate) labels: StringChanges,
     /// Changes of the parent's annotations; empty for a CompositeController.
     pub(crate) annotations: StringChanges,
-    /// Desired children: any JSON, which may be too deep to be decoded, or have a number beyond all
-    /// floats, or half of a surrogate pair.
+    /// Desired children: any JSON, which may be too long for the API server, too deep to be decoded,
+    /// or have a number beyond all floats, or half of a surrogate pair.
     pub(crate) children: Vec<Bytes>,
     /// Time until the next sync.
     pub(crate) resync_after: Option<Duration>,
@@ -51,11 +52,15 @@ pub(crate) type StringChanges = BTreeMap<String, Option<String>>;
 /// bound.
 ///
 /// As in Metacontroller an absent list of children means no children, so that all observed ones
-/// are deleted. An empty body, `null` and truncated text are errors.
+/// are deleted. `null` in place of a field means that the field is absent, and in place of the
+/// response that all are. An empty body and truncated text are errors.
+///
+/// Semantics: `UnmarshalStrict` of `sigs.k8s.io/json`. Names of fields are case-sensitive. Objects
+/// of a field that is given several times are merged, and otherwise the last value counts.
 ///
 /// # Errors
 ///
-/// Names the invalid field. With `strict`, unknown and duplicate fields are errors too, the latter
+/// Names the invalid field. With `strict`, unknown and repeated fields are errors too, the latter
 /// at any depth of the status. As in Metacontroller, the last of a key that a child repeats counts
 /// in both modes.
 #[cfg(any(test, feature = "fuzzing"))]
@@ -79,60 +84,68 @@ pub(crate) fn sync_response_within(
     }
     let names = names(kind);
     let unusable = |wrong| bounded(format!("hook response is unusable: {wrong}"));
-    let mut decoder = serde_json::Deserializer::from_slice(body);
+    let text = std::str::from_utf8(body).map_err(|error| unusable(not_utf8(&error)))?;
+    let mut decoder = serde_json::Deserializer::from_str(text);
     let parts = decoder
-        .deserialize_map(ResponseVisitor { names, strict, max_children })
+        .deserialize_any(ResponseVisitor { names, strict, max_children })
         .and_then(|parts| decoder.end().map(|()| parts))
         .map_err(|error| unusable(redaction::decoding(error)))?;
-    parts.check(names).map_err(unusable)?;
-    if let Some(status) = parts.status.filter(|_| strict) {
-        repeated_key::check("status", status.get())
+    let status = merged(&parts.status)
+        .map(|status| check("status", &status, MAX_STATUS_BYTES).map_err(bounded).map(|()| status))
+        .transpose();
+    if let Ok(Some(status)) = &status
+        && strict
+    {
+        repeated_key::check("status", status)
             .map_err(|error| unusable(redaction::decoding(error)))?;
     }
-    let changes = |field, raw| changes(field, raw, strict).map_err(unusable);
+    let bytes = |text| match text {
+        Cow::Borrowed(text) => body.slice_ref(str::as_bytes(text)),
+        Cow::Owned(text) => Bytes::from(text),
+    };
+    let changes = |field, parts| changes(field, parts, strict).map_err(unusable);
     let slice = |part: &RawValue| body.slice_ref(part.get().as_bytes());
     Ok(SyncResponse {
-        status: parts.status.map(slice),
-        labels: changes("labels", parts.labels)?,
-        annotations: changes("annotations", parts.annotations)?,
+        status: status.map(|status| status.map(bytes)),
+        labels: changes("labels", &parts.labels)?,
+        annotations: changes("annotations", &parts.annotations)?,
         children: parts.children.into_iter().map(slice).collect(),
-        resync_after: parts.resync_after,
+        resync_after: resync_after(parts.resync_seconds),
         finalized: parts.finalized,
     })
 }
 
-/// Parts of a response, as slices of its text.
+/// Parts of a response, as slices of its text. A field that is given several times has several
+/// objects.
 #[derive(Default)]
 struct ResponseParts<'de> {
-    status: Option<&'de RawValue>,
-    labels: Option<&'de RawValue>,
-    annotations: Option<&'de RawValue>,
+    status: Vec<&'de RawValue>,
+    labels: Vec<&'de RawValue>,
+    annotations: Vec<&'de RawValue>,
     children: Vec<&'de RawValue>,
-    resync_after: Option<Duration>,
+    resync_seconds: f64,
     finalized: bool,
 }
 
-impl ResponseParts<'_> {
-    /// Checks size and validity of each part, of children only the size; returns the first error.
-    fn check(&self, names: &FieldNames) -> Result<(), String> {
-        for (field, part, most) in [
-            ("status", self.status, MAX_STATUS_BYTES),
-            ("labels", self.labels, MAX_CHANGES_BYTES),
-            ("annotations", self.annotations, MAX_CHANGES_BYTES),
-        ] {
-            part.map_or(Ok(()), |part| check(field, part, most))?;
+/// Returns an object with the fields of all these objects. Of a repeated field the last one counts,
+/// as in any text of a status.
+fn merged<'de>(objects: &[&'de RawValue]) -> Option<Cow<'de, str>> {
+    let fields = |object: &&'de RawValue| {
+        let inner = object.get().strip_prefix('{')?.strip_suffix('}')?.trim();
+        (!inner.is_empty()).then_some(inner)
+    };
+    match objects {
+        [] => None,
+        [only] => Some(only.get().into()),
+        several => {
+            let fields: Vec<_> = several.iter().filter_map(fields).collect();
+            Some(format!("{{{}}}", fields.join(",")).into())
         }
-        for (index, child) in self.children.iter().enumerate() {
-            if !rewrite::is_short(MAX_CHILD_BYTES, child.get()) {
-                check(format_args!("{}[{index}]", names.children), child, MAX_CHILD_BYTES)?;
-            }
-        }
-        Ok(())
     }
 }
 
-fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), String> {
-    let beyond = rewrite::size_beyond(most, part.get())
+fn check(field: &str, part: &str, most: usize) -> Result<(), String> {
+    let beyond = rewrite::size_beyond(most, part)
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
     beyond.map_or(Ok(()), |bytes| {
         Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"))
@@ -140,9 +153,10 @@ fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), S
 }
 
 /// Decodes the changes of labels or annotations. Their size is bounded, so that the decoded map is.
-fn changes(field: &str, raw: Option<&RawValue>, strict: bool) -> Result<StringChanges, String> {
-    let Some(raw) = raw else { return Ok(StringChanges::new()) };
-    serde_json::Deserializer::from_str(raw.get())
+fn changes(field: &str, objects: &[&RawValue], strict: bool) -> Result<StringChanges, String> {
+    let Some(text) = merged(objects) else { return Ok(StringChanges::new()) };
+    check(field, &text, MAX_CHANGES_BYTES)?;
+    serde_json::Deserializer::from_str(&text)
         .deserialize_map(ChangesVisitor { strict })
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))
 }
@@ -183,6 +197,10 @@ impl<'de> Visitor<'de> for ResponseVisitor {
         f.write_str("an object with status and children")
     }
 
+    fn visit_unit<E: serde::de::Error>(self) -> Result<ResponseParts<'de>, E> {
+        Ok(ResponseParts::default())
+    }
+
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResponseParts<'de>, A::Error> {
         let mut response = ResponseParts::default();
         let names = self.names;
@@ -207,16 +225,17 @@ impl<'de> Visitor<'de> for ResponseVisitor {
                 A::Error::custom(format!("{key}: {}", redaction::decoding(error)))
             };
             match key.as_str() {
-                "status" => response.status = object(&key, &mut map)?,
-                "labels" => response.labels = object(&key, &mut map)?,
-                "annotations" => response.annotations = object(&key, &mut map)?,
+                "status" => add_object(&mut response.status, &key, &mut map)?,
+                "labels" => add_object(&mut response.labels, &key, &mut map)?,
+                "annotations" => add_object(&mut response.annotations, &key, &mut map)?,
+                // Null leaves an earlier value as it is.
                 "resyncAfterSeconds" => {
                     let seconds = map.next_value::<Option<f64>>().map_err(named)?;
-                    response.resync_after = seconds.and_then(resync_after);
+                    response.resync_seconds = seconds.unwrap_or(response.resync_seconds);
                 }
                 "finalized" => {
                     let finalized = map.next_value::<Option<bool>>().map_err(named)?;
-                    response.finalized = finalized.unwrap_or_default();
+                    response.finalized = finalized.unwrap_or(response.finalized);
                 }
                 _ => {
                     let list = ChildList { most: self.max_children };
@@ -228,16 +247,18 @@ impl<'de> Visitor<'de> for ResponseVisitor {
     }
 }
 
-/// Reads an object or `null`.
-fn object<'de, A: MapAccess<'de>>(
+/// Reads an object, or `null`, which drops earlier ones.
+fn add_object<'de, A: MapAccess<'de>>(
+    objects: &mut Vec<&'de RawValue>,
     field: &str,
     map: &mut A,
-) -> Result<Option<&'de RawValue>, A::Error> {
-    let object = map.next_value::<Option<&RawValue>>()?;
-    if object.is_some_and(|object| !object.get().starts_with('{')) {
-        return Err(A::Error::custom(format!("{field}: must be an object or null")));
+) -> Result<(), A::Error> {
+    match map.next_value::<Option<&RawValue>>()? {
+        None => objects.clear(),
+        Some(object) if object.get().starts_with('{') => objects.push(object),
+        Some(_) => return Err(A::Error::custom(format!("{field}: must be an object or null"))),
     }
-    Ok(object)
+    Ok(())
 }
 
 /// Returns the time until the next sync; `None` for zero, a negative number, NaN, and less than a
@@ -292,6 +313,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::meta::protocol::refuse_null;
 
     #[track_caller]
     fn check(body: &str, strict: bool, expected: Result<usize, &str>) {
@@ -310,7 +332,9 @@ mod tests {
 
     #[test]
     fn empty_and_malformed_responses_are_errors() {
-        for body in ["", " \n", "null", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}"] {
+        let bodies = ["", " \n", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}", "{}x"];
+        // A mark of the byte order is no JSON.
+        for body in bodies.into_iter().chain(["\u{feff}{}"]) {
             assert!(
                 sync_response(ControllerKind::Composite, &body.into(), false).is_err(),
                 "{body:?}"
@@ -404,14 +428,75 @@ mod tests {
         check(&body(MAX_CHILDREN + 1), false, Err("children: more than"));
     }
 
-    #[test]
-    fn child_that_no_server_accepts_fails_the_whole_response() {
-        let child = |bytes: usize| format!("{{\"data\":\"{}\"}}", "x".repeat(bytes - 11));
-        let body = |bytes: usize| format!("{{\"children\":[{{}},{}]}}", child(bytes));
+    /// Decoded response of a composite's hook.
+    fn composite(body: &str) -> SyncResponse {
+        sync_response(ControllerKind::Composite, &body.to_owned().into(), false).unwrap()
+    }
 
-        check(&body(MAX_CHILD_BYTES), false, Ok(2));
-        check(&body(MAX_CHILD_BYTES + 1), false, Err("children[1] has 3145729 bytes"));
-        check(&body(5 * 1024 * 1024), false, Err("children[1] has 5242880 bytes"));
+    #[test]
+    fn response_null_is_an_empty_object_unless_that_is_refused() {
+        for kind in ControllerKind::ALL {
+            let null = " null\n";
+
+            assert_eq!(
+                sync_response(kind, &null.into(), true),
+                sync_response(kind, &"{}".into(), true)
+            );
+            assert!(refuse_null(null.as_bytes()).unwrap_err().contains("--strict"));
+            assert_eq!(refuse_null(b"{}"), Ok(()));
+        }
+    }
+
+    #[test]
+    fn repeated_fields_of_a_loose_response_count_as_in_go() {
+        for (body, expected) in [
+            (r#"{"status":{"a":1},"status":{"b":2}}"#, r#"{"a":1,"b":2}"#),
+            (r#"{"status":{"a":{"x":1}},"status":{ "a":{"y":1} }}"#, r#"{"a":{"y":1}}"#),
+            (r#"{"status":{},"status":{"b":2},"status":{ }}"#, r#"{"b":2}"#),
+            (r#"{"status":{"a":1},"status":null,"status":{"b":2}}"#, r#"{"b":2}"#),
+        ] {
+            let status = composite(body).status.unwrap().unwrap();
+
+            let status: Value = serde_json::from_slice(&status).unwrap();
+            assert_eq!(status, serde_json::from_str::<Value>(expected).unwrap(), "{body}");
+        }
+        assert_eq!(composite(r#"{"status":{"a":1},"status":null}"#).status, Ok(None));
+        let five = Some(Duration::from_secs(5));
+        for (body, expected) in [
+            (r#"{"resyncAfterSeconds":5,"resyncAfterSeconds":null}"#, five),
+            (r#"{"resyncAfterSeconds":9,"resyncAfterSeconds":5}"#, five),
+            (r#"{"resyncAfterSeconds":5,"resyncAfterSeconds":0}"#, None),
+        ] {
+            assert_eq!(composite(body).resync_after, expected, "{body}");
+        }
+        assert!(composite(r#"{"finalized":true,"finalized":null}"#).finalized);
+        assert!(!composite(r#"{"finalized":true,"finalized":false}"#).finalized);
+        check(r#"{"children":[{},{}],"children":[{}]}"#, false, Ok(1));
+        check(r#"{"children":[{},{}],"children":null}"#, false, Ok(0));
+        let twice = |first: &str, second: &str, expected: Value| {
+            let body = format!(r#"{{"labels":{first},"labels":{second}}}"#);
+            check_changes(&body, false, Ok(json!([expected, {}])));
+        };
+        twice(r#"{"a":"1"}"#, r#"{"b":"2"}"#, json!({"a": "1", "b": "2"}));
+        twice(r#"{"a":"1"}"#, r#"{"a":null}"#, json!({"a": null}));
+        twice(r#"{"a":"1"}"#, "null", json!({}));
+    }
+
+    #[test]
+    fn names_of_fields_are_case_sensitive_and_may_be_escaped() {
+        let other = r#"{"Children":[{}],"STATUS":{"a":1},"Finalized":true,"children":null}"#;
+        let escaped = r#"{"s\u0074atus":{"a":1}}"#;
+
+        assert_eq!(composite(other), composite("{}"));
+        assert_eq!(composite(escaped).status, Ok(Some(Bytes::from_static(br#"{"a":1}"#))));
+    }
+
+    #[test]
+    fn unknown_field_of_any_depth_and_number_is_ignored() {
+        let deep = "[".repeat(9000) + &"]".repeat(9000);
+        for value in ["1e999", r#"{"a":[1e999]}"#, &deep] {
+            check(&format!(r#"{{"other":{value},"children":[{{}}]}}"#), false, Ok(1));
+        }
     }
 
     #[test]
@@ -421,6 +506,10 @@ mod tests {
             ("0", None),
             ("-1", None),
             ("1e-50", None),
+            ("1e-999", None),
+            ("-0.0", None),
+            ("60.0", Some(Duration::from_secs(60))),
+            ("6E+1", Some(Duration::from_secs(60))),
             ("0.5", Some(Duration::from_millis(500))),
             ("60", Some(Duration::from_secs(60))),
             ("1e300", Some(MAX_RESYNC)),
@@ -450,18 +539,31 @@ mod tests {
     fn integers_stay_integers() {
         let body = Bytes::from_static(br#"{"status":{"n":9007199254740993}}"#);
 
-        let status = sync_response(ControllerKind::Composite, &body, true).unwrap().status.unwrap();
+        let response = sync_response(ControllerKind::Composite, &body, true).unwrap();
+        let status = response.status.unwrap().unwrap();
 
         let status: Value = serde_json::from_slice(&status).unwrap();
         assert_eq!(status["n"], json!(9_007_199_254_740_993_i64));
     }
 
     #[test]
-    fn status_too_large_for_any_server_is_refused_before_it_is_built() {
-        let body = |bytes: usize| format!("{{\"status\":{{\"a\":\"{}\"}}}}", "x".repeat(bytes - 8));
+    fn status_that_no_server_stores_is_an_error_of_the_status_alone() {
+        let body = |status: &str| format!(r#"{{"status":{{"a":{status}}},"children":[{{}}]}}"#);
+        let long = |bytes: usize| body(&format!("\"{}\"", "x".repeat(bytes - 8)));
+        let deep = |levels: usize| body(&("[".repeat(levels) + &"]".repeat(levels)));
 
-        check(&body(MAX_STATUS_BYTES), false, Ok(0));
-        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 1572865 bytes"));
+        assert!(composite(&long(MAX_STATUS_BYTES)).status.is_ok());
+        assert!(composite(&deep(126)).status.is_ok());
+        for (body, expected) in [
+            (long(MAX_STATUS_BYTES + 1), "status has 1572865 bytes"),
+            (deep(127), "status: "),
+            (body("1e999"), "status: "),
+        ] {
+            let response = composite(&body);
+            let error = response.status.unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(response.children.len(), 1);
+        }
     }
 
     #[test]
@@ -523,7 +625,7 @@ mod tests {
         ] {
             let response = sync_response(ControllerKind::Decorator, &body.into(), true).unwrap();
 
-            assert_eq!(response.status.as_deref(), expected.map(str::as_bytes), "{body}");
+            assert_eq!(response.status, Ok(expected.map(Bytes::from)), "{body}");
         }
     }
 

@@ -139,6 +139,11 @@ impl RolloutWait {
         Self::state(child, "is being deleted")
     }
 
+    /// Returns the wait for a child whose desired state cannot be written.
+    pub(crate) fn unusable(child: &ChildId) -> Self {
+        Self::state(child, "is unusable in the hook response")
+    }
+
     fn state(child: &ChildId, text: &str) -> Self {
         Self { child: child.clone(), reason: WaitReason::State(text.to_owned()) }
     }

@@ -201,7 +201,7 @@ impl DeclarationReconciler {
             max_children: self.options.max_children,
             customize_limits: self.options.customize,
             recreates_at_once: self.options.recreate_without_dry_run,
-            lenience: self.options.lenience,
+            strictness: self.options.strictness,
             adoption: self.options.adoption,
             revision_namespace: self
                 .cluster
@@ -350,6 +350,7 @@ impl DeclarationReconciler {
                 let hook = hook.endpoint(endpoint.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
                 let hook = hook.redirects(self.options.hook_redirects);
+                let hook = hook.replaces_invalid_utf8(!self.options.strictness.strict);
                 let hook = hook.longest_retry_after(self.options.longest_hook_retry_after);
                 let hook = hook.proxies(self.options.hook_proxies.clone());
                 let hook = hook.service(rule.is_service);

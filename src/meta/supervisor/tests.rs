@@ -11,7 +11,6 @@ mod events;
 mod finalize;
 mod freed;
 mod generated_names;
-mod lenience;
 mod logged;
 mod metrics;
 mod narrow_rights;
@@ -25,6 +24,7 @@ mod responding_hook;
 mod rollout;
 mod slots;
 mod standby;
+mod strictness;
 mod swap;
 
 use std::{

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{ParentReconciler, SyncError, hook_call::CheckedResponse, rollout::PlannedRollout};
+use super::{
+    ParentReconciler, SyncError,
+    hook_call::{CheckedResponse, with_unusable},
+    rollout::PlannedRollout,
+};
 use crate::{
     controller::Context,
     informer::Object,
@@ -24,7 +28,8 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
-        let CheckedResponse { desired, status, record, finalized, .. } = response;
+        let CheckedResponse { hook, desired, unusable, held, status, record, finalized, .. } =
+            response;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
             match self.remove_finalizer(parent, object.header(), context).await? {
@@ -36,22 +41,24 @@ impl ParentReconciler {
             }
         }
         let manages = self.finalizer.manages_children(object.header());
+        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
         let has_own =
             manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
         let rechecked = match &rollout {
             Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
             Some(_) | None => Ok(None),
         };
-        let managed = match (&rollout, &rechecked) {
+        let managed = match &rechecked {
             _ if !manages => Ok(NOTHING),
-            (None, _) => self.apply.execute(rules, desired, context).await,
-            (Some(rollout), Ok(_)) => {
-                let observed = &rollout.managed(rules.observed);
-                self.apply.execute(&ChildContext { observed, ..*rules }, desired, context).await
+            Ok(_) => {
+                let observed = &rules.observed_without(&held);
+                let rules = &ChildContext { observed, ..*rules };
+                let written = self.apply.execute(rules, desired, context).await;
+                with_unusable(hook, unusable.text(), written)
             }
             // No child is written without a record. The status is written all the same.
-            (Some(_), Err(SyncError::Failed(message))) => Err(SyncError::Failed(message.clone())),
-            (Some(_), Err(_)) => return rechecked,
+            Err(SyncError::Failed(message)) => Err(SyncError::Failed(message.clone())),
+            Err(_) => return rechecked,
         };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
         if is_freed
@@ -69,8 +76,11 @@ impl ParentReconciler {
             Ok(_) | Err(_) => {}
         }
         // Written even if children failed, since the status reports that.
-        let written = self.write_status(parent, &object, status, context).await;
-        let recheck = self.report_flapping(parent, context);
+        let (written, managed) = match status {
+            Ok(status) => (self.write_status(parent, &object, status, context).await, managed),
+            Err(unusable) => (Ok(false), with_unusable(hook, Some(unusable), managed)),
+        };
+        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
         let contested = self.report_contested(parent, context);
         let recheck = recheck.into_iter().chain(contested).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);

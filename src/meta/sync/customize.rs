@@ -170,7 +170,13 @@ impl ParentReconciler {
             let _permit = self.budget.decode_permit(body.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
             let limits = &self.definition.customize_limits;
-            customize::related_rules(&body, hook.rule.strict, version, namespace, limits)
+            let checked = match self.definition.strictness.strict {
+                true => protocol::refuse_null(&body),
+                false => Ok(()),
+            };
+            checked.and_then(|()| {
+                customize::related_rules(&body, hook.rule.strict, version, namespace, limits)
+            })
         };
         call.end(if rules.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let rules: SharedRules = rules.map(Arc::from).map_err(|message| {

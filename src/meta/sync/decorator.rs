@@ -4,7 +4,10 @@ use std::{collections::VecDeque, time::Duration};
 
 use serde_json::{Map, Value, value::RawValue};
 
-use super::{ParentReconciler, SyncError, hook_call::CheckedResponse};
+use super::{
+    ParentReconciler, SyncError,
+    hook_call::{CheckedResponse, with_unusable},
+};
 use crate::{
     controller::Context,
     informer::{Header, Object},
@@ -69,8 +72,20 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let parent = rules.parent;
-        let CheckedResponse { desired, status, labels, annotations, record, finalized } = response;
+        let CheckedResponse {
+            hook,
+            desired,
+            unusable,
+            held,
+            status,
+            labels,
+            annotations,
+            record,
+            finalized,
+            ..
+        } = response;
         let manages = self.finalizer.manages_children(object.header());
+        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
         let frees = finalized && self.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then
         // on, and nothing else deletes them.
@@ -78,7 +93,7 @@ impl ParentReconciler {
         let decoration = Decoration {
             labels: &labels,
             annotations: &annotations,
-            status: status.as_deref(),
+            status: status.as_ref().ok().and_then(Option::as_deref),
             finalizer: frees_first.then_some(&*self.finalizer.name),
         };
         let written = self.write_object(parent, object, decoration, context).await;
@@ -103,8 +118,13 @@ impl ParentReconciler {
         // After the write of the object, which may free it.
         let has_own =
             manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
-        let managed =
-            if manages { self.apply.execute(rules, desired, context).await } else { Ok(NOTHING) };
+        let managed = if manages {
+            let observed = &rules.observed_without(&held);
+            let rules = &ChildContext { observed, ..*rules };
+            with_unusable(hook, unusable.text(), self.apply.execute(rules, desired, context).await)
+        } else {
+            Ok(NOTHING)
+        };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, and the contested objects are those of an earlier
@@ -122,7 +142,8 @@ impl ParentReconciler {
         {
             self.remove_finalizer(parent, &header, context).await?;
         }
-        let recheck = self.report_flapping(parent, context);
+        let managed = with_unusable(hook, status.err(), managed);
+        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let (decorated, managed) = match (written, managed) {
             (Ok(Decorated { refused: Some(refused), .. }), managed) => {

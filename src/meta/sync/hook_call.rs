@@ -1,18 +1,21 @@
 //! Call of a hook for one parent: request within the budget, and check of the response.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use bytes::Bytes;
 
 use super::{CountedHook, ParentReconciler, SyncError};
 use crate::{
     controller::Context,
-    informer::Object,
+    informer::{Object, ObjectKey},
     meta::{
         Definition, HookKind,
+        apply::ApplyResult,
         budget::Reservation,
-        children::{ChildContext, DesiredChild, Parent},
+        children::{CheckedChildren, ChildContext, DesiredChild, Parent},
+        failures::Failures,
         hook,
+        hook_health::Failure,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
         protocol::{self, ObservedObjects, StringChanges},
@@ -29,15 +32,23 @@ pub(super) enum HookResponse {
     /// Response of a sync that equals the last one, which left this record.
     Unchanged(SyncRecord),
     /// Response that is to be executed.
-    Checked(CheckedResponse),
+    Checked(Box<CheckedResponse>),
 }
 
-/// Response of the hook, checked as a whole. Its parts are slices of the response.
+/// Response of the hook, checked part by part. Its parts are slices of the response.
 pub(super) struct CheckedResponse {
-    /// Desired children.
+    /// Kind of the hook.
+    pub(super) hook: HookKind,
+    /// Desired children that can be written.
     pub(super) desired: Vec<DesiredChild>,
-    /// Status of the parent.
-    pub(super) status: Option<Bytes>,
+    /// Errors of desired children that cannot be written.
+    pub(super) unusable: Failures,
+    /// Observed children that are left as they are.
+    pub(super) held: BTreeSet<(usize, ObjectKey)>,
+    /// Message about a child that is listed several times.
+    pub(super) repeated: Option<String>,
+    /// Status of the parent; an error if it cannot be written.
+    pub(super) status: Result<Option<Bytes>, String>,
     /// Changes of the labels of a decorated object.
     pub(super) labels: StringChanges,
     /// Changes of its annotations.
@@ -46,6 +57,38 @@ pub(super) struct CheckedResponse {
     pub(super) record: SyncRecord,
     /// True if the hook has finished finalizing the parent.
     pub(super) finalized: bool,
+}
+
+impl CheckedResponse {
+    /// Returns whether each part of the response can be written.
+    pub(super) fn is_usable(&self) -> bool {
+        self.unusable.is_empty() && self.status.is_ok()
+    }
+}
+
+/// Adds the parts of a response that cannot be written to the result of the writes of the others.
+/// The sync fails as if the API server had refused them.
+pub(super) fn with_unusable(
+    hook: HookKind,
+    unusable: Option<String>,
+    managed: Result<ApplyResult, SyncError>,
+) -> Result<ApplyResult, SyncError> {
+    let Some(unusable) = unusable else { return managed };
+    let partly = format!("hook response is partly unusable: {unusable}");
+    let message = match managed {
+        Err(SyncError::Failed(refused)) => format!("{partly}; {refused}"),
+        Err(SyncError::Hook(Failure { message, .. })) => format!("{message}; {unusable}"),
+        Err(error @ (SyncError::Cancelled | SyncError::Throttled { .. })) => return Err(error),
+        Ok(_)
+        | Err(
+            SyncError::Conflict(_)
+            | SyncError::Outdated(_)
+            | SyncError::Busy(..)
+            | SyncError::HookDown(..)
+            | SyncError::TooDeep(_),
+        ) => partly,
+    };
+    Err(SyncError::response(hook, message))
 }
 
 /// JSON of a parent as of one revision. That of a cached object is restored for each use, since it
@@ -178,15 +221,17 @@ impl ParentReconciler {
         };
         // Status and children hold their slices of the response.
         drop(body);
-        call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
-        checked.map(HookResponse::Checked).map_err(|message| {
+        let is_usable = checked.as_ref().is_ok_and(CheckedResponse::is_usable);
+        call.end(if is_usable { CallOutcome::Answered } else { CallOutcome::Invalid });
+        if !is_usable {
             // A kept response would be confirmed by its ETag again and stay unusable.
             hook.hook.forget(&parent.key);
-            SyncError::response(hook.kind, message)
-        })
+        }
+        let checked = checked.map_err(|message| SyncError::response(hook.kind, message))?;
+        Ok(HookResponse::Checked(Box::new(checked)))
     }
 
-    /// Checks a response. A resync that the latest revision requests counts even if a child is
+    /// Checks a response. A resync that the latest revision requests counts even if the response is
     /// refused.
     fn check(
         &self,
@@ -196,19 +241,35 @@ impl ParentReconciler {
         rules: &ChildContext<'_>,
         mut record: SyncRecord,
     ) -> Result<CheckedResponse, String> {
-        let Definition { kind, max_children, lenience, .. } = &*self.definition;
+        let Definition { kind, max_children, strictness, .. } = &*self.definition;
+        let strict = strictness.strict;
+        if strict {
+            protocol::refuse_null(body)?;
+        }
         let response =
             protocol::sync_response_within(*kind, body, hook.rule.strict, *max_children)?;
         record.resync_after = response.resync_after;
         if is_latest {
             self.resync_after(rules.parent, record.resync_after);
         }
-        let desired = rules.check_all(response.children, lenience.repeated_children);
-        let desired = desired.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
+        let checked = rules.check_all(response.children, strict);
+        let CheckedChildren { desired, unusable, held, repeated } =
+            checked.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
         // In the response of a sync it would remove the finalizer, which the next sync adds again.
         let finalized = response.finalized && hook.kind == HookKind::Finalize;
         let (status, labels, annotations) =
             (response.status, response.labels, response.annotations);
-        Ok(CheckedResponse { desired, status, labels, annotations, record, finalized })
+        Ok(CheckedResponse {
+            hook: hook.kind,
+            desired,
+            unusable,
+            held,
+            repeated,
+            status,
+            labels,
+            annotations,
+            record,
+            finalized,
+        })
     }
 }

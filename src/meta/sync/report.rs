@@ -118,6 +118,19 @@ impl ParentReconciler {
         }
     }
 
+    /// Reports a child that a response has several times, once until the message changes.
+    pub(super) fn report_repeated(
+        &self,
+        parent: &Parent,
+        message: Option<&str>,
+        context: &Context,
+    ) {
+        if let Some(message) = self.parents.writes.repeated(&parent.key, message) {
+            let subject = subject(parent);
+            self.recorder.publish(context, &subject, Severity::Warning, "RepeatedChild", message);
+        }
+    }
+
     /// Reports changes of children and newly contested objects as Events of the parent. An
     /// owner that is a parent too gets an Event for each contested object. The condition
     /// `Contested` of the controller has all of them. Returns the time until the next attempt.

@@ -27,7 +27,8 @@ use crate::{
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
-            RecordedProgress, Revision, RolloutProgress, UpdatedCondition, ids, plan, readiness,
+            RecordedProgress, Revision, RolloutProgress, RolloutWait, UpdatedCondition, ids, plan,
+            readiness,
         },
     },
 };
@@ -36,12 +37,10 @@ use crate::{
 pub(super) struct PlannedRollout {
     revisions: Revisions,
     plan: Plan,
-    /// Children that are left as they are.
-    held: BTreeSet<(usize, ObjectKey)>,
 }
 
-/// Rolling children of a response.
-type DesiredById<'a> = BTreeMap<ChildId, &'a DesiredChild>;
+/// Rolling children of a response; `None` for one that is observed and cannot be written.
+type DesiredById<'a> = BTreeMap<ChildId, Option<&'a DesiredChild>>;
 
 impl ParentReconciler {
     /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
@@ -56,7 +55,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<PlannedRollout, SyncError> {
         let rolling = RollingChildren::new(self, rules);
-        let latest = rolling.wanted(&response.desired);
+        let latest = rolling.wanted(response);
         let ended: Vec<_> = {
             // Children are decoded one at a time.
             let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
@@ -90,17 +89,18 @@ impl ParentReconciler {
             }
         }
         let older: Vec<_> =
-            older_responses.iter().map(|older| rolling.wanted_by(older.as_ref())).collect();
+            older_responses.iter().map(|older| rolling.wanted_by(older.as_deref())).collect();
         let planned = {
             // Children are decoded one at a time.
             let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
-            rolling.plan(self, &revisions, &response.desired, &latest, &older)
+            rolling.plan(self, &revisions, response, &latest, &older)
         };
         let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
         // A response without a status leaves that of a type without a CRD.
-        if response.status.is_some() || rules.parent.served.is_of_crd() {
-            let status = condition.within(response.status.as_ref());
-            response.status = Some(status.map_err(SyncError::Failed)?);
+        if let Ok(status) = &mut response.status
+            && (status.is_some() || rules.parent.served.is_of_crd())
+        {
+            *status = Some(condition.within(status.as_ref()).map_err(SyncError::Failed)?);
         }
         // A revision that is no longer used is deleted in this sync, and its hook is called no more.
         response.finalized &= older_responses.iter().flatten().all(|older| older.finalized);
@@ -112,7 +112,11 @@ impl ParentReconciler {
         }
         let (desired, held) = rolling.assign(&response.desired, &older, &planned);
         response.desired = desired;
-        Ok(PlannedRollout { revisions, plan: planned, held })
+        response.held.extend(held);
+        for older in older_responses.into_iter().flatten() {
+            response.unusable.extend(older.unusable);
+        }
+        Ok(PlannedRollout { revisions, plan: planned })
     }
 
     /// Writes the revisions of a rollout, and reports its progress. To be called before any child
@@ -166,12 +170,6 @@ impl PlannedRollout {
     /// Returns whether a child has moved to the latest revision.
     pub(super) fn has_moved(&self) -> bool {
         matches!(self.plan.progress, RolloutProgress::Updating(_))
-    }
-
-    /// Returns the observed children without those that are left as they are.
-    pub(super) fn managed(&self, observed: &[Child]) -> Vec<Child> {
-        let is_held = |child: &&Child| self.held.contains(&(child.group, child.key.clone()));
-        observed.iter().filter(|child| !is_held(child)).cloned().collect()
     }
 }
 
@@ -232,12 +230,14 @@ impl<'a> RollingChildren<'a> {
 
     /// Returns the children of a response; none without it.
     fn wanted_by<'d>(&self, response: Option<&'d CheckedResponse>) -> DesiredById<'d> {
-        response.map(|response| self.wanted(&response.desired)).unwrap_or_default()
+        response.map(|response| self.wanted(response)).unwrap_or_default()
     }
 
-    fn wanted<'d>(&self, desired: &'d [DesiredChild]) -> DesiredById<'d> {
-        let id = |desired: &'d DesiredChild| Some((self.id(desired.group, &desired.key)?, desired));
-        desired.iter().filter_map(id).collect()
+    fn wanted<'d>(&self, response: &'d CheckedResponse) -> DesiredById<'d> {
+        let desired = response.desired.iter();
+        let desired = desired.map(|desired| (self.id(desired.group, &desired.key), Some(desired)));
+        let held = response.held.iter().map(|(group, key)| (self.id(*group, key), None));
+        desired.chain(held).filter_map(|(id, desired)| Some((id?, desired))).collect()
     }
 
     /// Returns the bytes of the largest child, observed and desired.
@@ -260,12 +260,14 @@ impl<'a> RollingChildren<'a> {
         &self,
         reconciler: &ParentReconciler,
         revisions: &Revisions,
-        order: &[DesiredChild],
+        response: &CheckedResponse,
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> Plan {
-        let wanted: Vec<_> =
-            order.iter().filter_map(|desired| self.id(desired.group, &desired.key)).collect();
+        let desired = response.desired.iter().map(|desired| (desired.group, &desired.key));
+        let held = response.held.iter().map(|(group, key)| (*group, key));
+        let wanted = desired.chain(held);
+        let wanted: Vec<_> = wanted.filter_map(|(group, key)| self.id(group, key)).collect();
         let all_older = revisions.older.iter().zip(older);
         let all_older: Vec<_> = all_older
             .map(|(known, response)| OlderRevision {
@@ -274,14 +276,20 @@ impl<'a> RollingChildren<'a> {
             })
             .collect();
         let overdue = reconciler.parents.rollouts.overdue(&self.rules.parent.key);
-        plan(
+        let mut planned = plan(
             &revisions.latest.children,
             &all_older,
             &wanted,
             overdue.as_ref(),
             |type_| self.mode_of(type_),
             |id, assigned| self.observe(id, assigned, latest, older),
-        )
+        );
+        // The rollout has passed the children that cannot be written, and waits for them at its end.
+        let unusable = response.held.iter().find_map(|(group, key)| self.id(*group, key));
+        if let Some(child) = unusable.filter(|_| planned.progress == RolloutProgress::Complete) {
+            planned.progress = RolloutProgress::Waiting(RolloutWait::unusable(&child));
+        }
+        planned
     }
 
     fn observe(
@@ -325,7 +333,7 @@ impl<'a> RollingChildren<'a> {
         wanted: &DesiredById<'_>,
         or_contained: bool,
     ) -> Result<bool, String> {
-        let Some(desired) = wanted.get(id) else { return Ok(false) };
+        let Some(Some(desired)) = wanted.get(id) else { return Ok(false) };
         match self.apply.strategy {
             ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired, &self.equal),
             ApplyStrategy::ServerSideApply => {
@@ -338,8 +346,8 @@ impl<'a> RollingChildren<'a> {
     /// Returns whether the latest form of a child has all fields of an older one.
     fn includes(&self, id: &ChildId, latest: &DesiredById<'_>, older: &DesiredById<'_>) -> bool {
         match (latest.get(id), older.get(id)) {
-            (Some(latest), Some(older)) => self.rules.includes(latest, older),
-            (None, _) | (_, None) => false,
+            (Some(Some(latest)), Some(Some(older))) => self.rules.includes(latest, older),
+            (_, None | Some(None)) | (None | Some(None), _) => false,
         }
     }
 
@@ -366,13 +374,18 @@ impl<'a> RollingChildren<'a> {
         for child in latest {
             let id = self.id(child.group, &child.key);
             let assigned = id.as_ref().and_then(|id| plan.not_latest.get(id)).copied();
-            let old = |at: usize| id.as_ref().and_then(|id| older[at].get(id)).copied();
-            match (assigned.unwrap_or(AssignedRevision::Latest), child) {
-                (AssignedRevision::Latest, child) => desired.push(child.clone()),
-                (AssignedRevision::Older(at), child) => {
-                    desired.push(old(at).unwrap_or(child).clone())
+            // `None` for a child that is to be left as it is.
+            let form = match assigned.unwrap_or(AssignedRevision::Latest) {
+                AssignedRevision::Latest => Some(child),
+                AssignedRevision::Older(at) => {
+                    let old = id.as_ref().and_then(|id| older[at].get(id)).copied();
+                    old.unwrap_or(Some(child))
                 }
-                (AssignedRevision::Unassigned, child) => {
+                AssignedRevision::Unassigned => None,
+            };
+            match form {
+                Some(form) => desired.push(form.clone()),
+                None => {
                     held.insert((child.group, child.key.clone()));
                 }
             }

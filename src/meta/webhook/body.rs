@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Webhook, surrogates};
+use super::{Webhook, invalid_utf8, surrogates};
 use crate::{
     meta::{
         HookError,
@@ -57,6 +57,9 @@ impl Webhook {
             bytes.extend_from_slice(&data);
         }
         surrogates::replace_lone(&mut bytes);
+        if self.replaces_invalid_utf8 {
+            invalid_utf8::replace(&mut bytes);
+        }
         bytes.shrink_to_fit();
         Ok(match reservation {
             Some(reservation) => reservation.hold(bytes),

@@ -11,7 +11,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::Lenience,
+    meta::Strictness,
     testing::{Action, Reply, Rule, Verb, simulated::AccessRule},
 };
 
@@ -229,7 +229,7 @@ async fn without_crds(verbs: &[&str]) -> Harness {
     let verbs = verbs.iter().copied();
     server.set_rbac([AccessRule::deny().users(["controller"]).verbs(verbs).resources(crds)]);
     let client = server.client_as("controller");
-    harness_of(server, client, Lenience::default(), teardown).await.0
+    harness_of(server, client, Strictness::default(), teardown).await.0
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Harness whose hooks answer by a function, with faults between its client and the server.
 
 use super::*;
-use crate::{meta::Lenience, testing::Faults};
+use crate::{meta::Strictness, testing::Faults};
 
 type RespondWith = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
 
@@ -26,27 +26,27 @@ impl Hook for RespondingHook {
 pub(super) async fn harness(
     response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    harness_with(Lenience::default(), response).await
+    harness_with(Strictness::default(), response).await
 }
 
 /// Harness whose hooks give this response, with this behaviour of Metacontroller.
 pub(super) async fn harness_with(
-    lenience: Lenience,
+    strictness: Strictness,
     response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
     let server = SimulatedServer::new();
     let client = server.client();
-    harness_of(server, client, lenience, response).await
+    harness_of(server, client, strictness, response).await
 }
 
 /// Harness that reaches a server through this client.
 pub(super) async fn harness_of(
     server: SimulatedServer,
     client: kube::Client,
-    lenience: Lenience,
+    strictness: Strictness,
     response: impl Fn(HookKind, &Value) -> Value + Send + Sync + 'static,
 ) -> (Harness, Calls) {
-    let options = MetaOptions { resync_period: Some(RESYNC), lenience, ..MetaOptions::default() };
+    let options = MetaOptions { resync_period: Some(RESYNC), strictness, ..MetaOptions::default() };
     over(server, client, options, response).await
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn faulty_with(
     let (faults, server) = (Faults::default(), SimulatedServer::new());
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = kube::Client::new(layers.service(server.service("controller")), "default");
-    (harness_of(server, client, Lenience::default(), response).await.0, faults)
+    (harness_of(server, client, Strictness::default(), response).await.0, faults)
 }
 
 pub(super) async fn pass() {

@@ -7,14 +7,14 @@ const FAILURES: usize = 8;
 
 /// Failures of the children of one parent: the first messages, and the number of others.
 #[derive(Debug, Default)]
-pub(super) struct Failures {
+pub(crate) struct Failures {
     first: Vec<String>,
     more: usize,
 }
 
 impl Failures {
     /// Adds a failure.
-    pub(super) fn push(&mut self, message: String) {
+    pub(crate) fn push(&mut self, message: String) {
         if self.first.len() < FAILURES {
             self.first.push(bounded(message));
         } else {
@@ -22,8 +22,21 @@ impl Failures {
         }
     }
 
+    /// Adds all failures of another list.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.more += other.more;
+        for message in other.first {
+            self.push(message);
+        }
+    }
+
+    /// Returns whether there is no failure.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
     /// Returns the message; `None` without a failure.
-    pub(super) fn text(&self) -> Option<String> {
+    pub(crate) fn text(&self) -> Option<String> {
         let text = self.first.join("; ");
         match (self.first.is_empty(), self.more) {
             (true, _) => None,
@@ -50,5 +63,11 @@ mod tests {
         }
         let text = failed.text().unwrap();
         assert!(text.len() < 8 * 600 && text.ends_with("; and 9992 more"), "{}", text.len());
+
+        let mut all = Failures::default();
+        all.push("first".to_owned());
+        all.extend(failed);
+        let text = all.text().unwrap();
+        assert!(text.starts_with("first; creating") && text.ends_with("; and 9993 more"), "{text}");
     }
 }

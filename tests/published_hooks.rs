@@ -1,0 +1,168 @@
+//! Hooks as users of Metacontroller have published them: the shapes of their responses, on the real
+//! server.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Supervised, config_map, status_of, until};
+
+/// Waits until a parent is gone.
+async fn gone(supervised: &Supervised<'_>, crd: &pilotlight::testing::CrdBuilder, name: &str) {
+    let parents = supervised.harness.scope.api(crd, "v1");
+    until("the parent is gone", async || match parents.get_opt(name).await.unwrap() {
+        None => Ok(()),
+        Some(parent) => Err(format!("{:?}", parent.metadata.finalizers)),
+    })
+    .await;
+}
+
+/// An archiving service answers a finalization with the children of its template, and then with
+/// those that it has observed.
+#[tokio::test]
+async fn finalize_hook_that_lists_its_child_as_template_and_as_observed_ends() {
+    let supervised = Supervised::start("twice").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let calls = AtomicUsize::new(0);
+    supervised.hook.answers(move |request| {
+        let observed = request["children"]["ConfigMap.v1"].as_object().unwrap().values();
+        let observed: Vec<_> = observed.cloned().collect();
+        let is_finalizing = request["finalizing"] == true;
+        let call = if is_finalizing { calls.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        let children = match (is_finalizing, call) {
+            (false, _) => vec![config_map(request)],
+            (true, 0..3) => [vec![config_map(request)], observed.clone()].concat(),
+            (true, _) => Vec::new(),
+        };
+        let finalized = is_finalizing && children.is_empty() && observed.is_empty();
+        Answer::Json(json!({
+            "children": children, "finalized": finalized, "resyncAfterSeconds": 0.2,
+        }))
+    });
+    let mut spec = supervised.spec(&crd);
+    spec["hooks"]["finalize"] = spec["hooks"]["sync"].clone();
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+    supervised.child("gear", 1).await;
+
+    let parents = harness.scope.api(&crd, "v1");
+    parents.delete("gear", &DeleteParams::default()).await.unwrap();
+
+    gone(&supervised, &crd, "gear").await;
+    supervised.config_map("gear", "is gone", |child| child.is_none()).await;
+    supervised.end().await;
+}
+
+/// Hooks in JavaScript and Java send floats, nulls and fields that Metacontroller does not know.
+#[tokio::test]
+async fn response_with_floats_nulls_and_unknown_fields_is_executed() {
+    let supervised = Supervised::start("floats").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
+        let (name, size) = (&request["parent"]["metadata"]["name"], &request["parent"]["spec"]["size"]);
+        let text = format!(
+            r#"{{
+                "Status": {{"size": 7}}, "Children": [], "kind": "CompositeHookResponse",
+                "status": {{"size": {size}.0, "note": null}},
+                "children": [{{
+                    "apiVersion": "v1", "kind": "ConfigMap",
+                    "metadata": {{
+                        "name": {name}, "namespace": null, "labels": null, "creationTimestamp": null,
+                        "annotations": {{"a": null, "b": "x"}}, "ownerReferences": null
+                    }},
+                    "data": {{"size": "{size}"}}, "binaryData": null, "immutable": null
+                }}],
+                "resyncAfterSeconds": 3.0E+2, "finalized": null
+            }}"#
+        );
+        Answer::Bytes(text.into_bytes())
+    });
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+
+    let child = supervised.child("gear", 1).await;
+    let annotations = child.metadata.annotations.unwrap();
+    assert_eq!((&*annotations["a"], &*annotations["b"]), ("", "x"));
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let parents = harness.scope.api(&crd, "v1");
+    until("the status is written", async || {
+        let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
+        if size == 2 { Ok(()) } else { Err(size.to_string()) }
+    })
+    .await;
+    supervised.end().await;
+}
+
+/// A hook sends the bytes of another encoding.
+#[tokio::test]
+async fn response_in_latin_1_is_executed() {
+    let supervised = Supervised::start("latin").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
+        let mut child = config_map(request);
+        child["data"]["drink"] = json!("caf_");
+        let body = json!({ "children": [child], "status": status_of(request) }).to_string();
+        let bytes = body.bytes().map(|byte| if byte == b'_' { 0xe9 } else { byte });
+        Answer::Bytes(bytes.collect())
+    });
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+
+    let child = supervised.child("gear", 1).await;
+
+    assert_eq!(child.data.unwrap()["drink"], "caf\u{fffd}");
+    supervised.end().await;
+}
+
+/// A parent in a namespace wants one cluster-scoped object among others.
+#[tokio::test]
+async fn cluster_scoped_child_of_a_namespaced_parent_delays_no_other() {
+    let supervised = Supervised::start("scopes").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let name = format!("{}-wanted", harness.scope.namespace);
+    let wanted = name.clone();
+    supervised.hook.answers(move |request| {
+        let namespace: Value =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": wanted}});
+        Answer::Json(json!({
+            "children": [namespace, config_map(request)], "status": status_of(request),
+        }))
+    });
+    let mut spec = supervised.spec(&crd);
+    let types = spec["childResources"].as_array_mut().unwrap();
+    types.push(json!({"apiVersion": "v1", "resource": "namespaces"}));
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+
+    supervised.child("gear", 1).await;
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let said = "Namespace is cluster-scoped; a namespaced parent has children only in its own";
+    let event = supervised.event("gear", "SyncError", said).await;
+    let message = event.message.unwrap();
+    assert!(message.contains(&format!("children[0] (Namespace {name})")), "{message}");
+    assert!(message.contains("use a cluster-scoped parent"), "{message}");
+    let parents = harness.scope.api(&crd, "v1");
+    until("the status is written", async || {
+        let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
+        if size == 2 { Ok(()) } else { Err(size.to_string()) }
+    })
+    .await;
+    let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(harness.scope.client());
+    let named = ListParams::default().fields(&format!("metadata.name={name}"));
+    assert!(namespaces.list(&named).await.unwrap().items.is_empty(), "nothing would delete it");
+    supervised.end().await;
+}
