@@ -64,10 +64,10 @@ mod logging;
 mod losses;
 #[cfg(feature = "cli")]
 mod migration;
-#[cfg(all(feature = "cli", target_os = "linux"))]
-mod neighbours;
 #[cfg(feature = "cli")]
 mod narrow_role;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+mod neighbours;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "meta")]

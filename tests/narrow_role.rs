@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use pilotlight::testing::ControlPlane;
+use pilotlight::{meta::MetaOptions, testing::ControlPlane};
 use serde_json::{Value, json};
 
 use crate::support::{Answer, HarnessOptions, Rule, Supervised, install_own_crds, until};
@@ -49,7 +49,8 @@ async fn role_with_the_verbs_of_metacontroller_suffices() {
         Rule::of("", "configmaps", &CHILDREN),
     ]);
     let kinds = ["compositecontrollers", "decoratorcontrollers"];
-    let supervised = Supervised::of(plane, "narrow-role", options, MetaOptions::default(), &kinds).await;
+    let supervised =
+        Supervised::of(plane, "narrow-role", options, MetaOptions::default(), &kinds).await;
     supervised.hook.answers(respond);
     let crd = supervised.harness.widgets();
     supervised.install(&crd).await;

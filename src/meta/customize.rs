@@ -183,7 +183,7 @@ impl RelatedRule {
     pub(crate) fn namespace(&self) -> Option<&str> {
         match &self.namespaces {
             Namespaces::One(namespace) => Some(namespace),
-            Namespaces::All | Namespaces::Matching(_) => None,
+            Namespaces::All | Namespaces::Matching(_) | Namespaces::Refused(_) => None,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
         all_of, always, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        ChildRule, ControllerKind, Definition, HookKind, ParentType, Parents, Strictness,
+        Adoption, ChildRule, ControllerKind, Definition, HookKind, ParentType, Parents, Strictness,
         apply::Apply,
         counted_hook::Hooks,
         current::CurrentSync,
@@ -202,7 +202,8 @@ fn add_children(
 fn parents(definition: &Definition, mut parents: Parents) -> Parents {
     let Strictness { strict, unlimited_writes, managed_fields } = definition.strictness;
     parents.recreates_at_once = definition.recreates_at_once;
-    parents.takes_over = !strict;
+    // An object that no controller has written is not proven to be ours.
+    parents.takes_over = !strict && definition.adoption == Adoption::Selected;
     parents.writes.unlimited = unlimited_writes;
     parents.related = Arc::new(RelatedObjects::new(managed_fields, definition.customize_limits));
     parents

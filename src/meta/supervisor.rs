@@ -29,9 +29,9 @@ use self::reconciler::DeclarationReconciler;
 use super::{
     Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager,
     Hook, HookKind, HookMetrics, ResponseBudget, Selector, Strictness,
-    credentials::HookCredentials,
-    declared::Changes, definition::DEFAULT_NAMESPACE, manager_source::ManagerSource,
-    protocol::MAX_CHILDREN, recorder::EventRecorder, webhook::MAX_RETRY_AFTER,
+    credentials::HookCredentials, declared::Changes, definition::DEFAULT_NAMESPACE,
+    manager_source::ManagerSource, protocol::MAX_CHILDREN, recorder::EventRecorder,
+    webhook::MAX_RETRY_AFTER,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},

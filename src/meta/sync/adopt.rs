@@ -165,7 +165,12 @@ impl ClaimWrite<'_> {
         let patch = owners_patch(&served.kind, header, &live.json(), |owners| {
             owners.push(owner_reference(parent))
         })?;
-        match self.parents.patches.merge::<Box<RawValue>>(&self.resource, object.key(), &patch).await {
+        match self
+            .parents
+            .patches
+            .merge::<Box<RawValue>>(&self.resource, object.key(), &patch)
+            .await
+        {
             Ok(adopted) => Object::from_json(adopted.get(), served)
                 .map(Some)
                 .map_err(|error| SyncError::Failed(format!("adopted {}: {error}", served.kind))),
