@@ -133,7 +133,7 @@ pub fn metrics(source: impl Into<MetricsSource>) -> Router {
 ///
 /// Starts before every other group of runnables, and ends after them.
 ///
-/// Its connections are bounded, since any client of the network may open them: 64 at a time, where
+/// Bounds of its connections, since any client of the network may open them: 64 at a time, where
 /// one more closes the one with the least time left; 5 s for the header of a request, of at most
 /// 16 KiB; 10 s from there to the end of the response, of which the page has 9 s.
 ///

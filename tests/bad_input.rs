@@ -449,7 +449,7 @@ async fn unusual_parents_are_synced_like_any_other() {
         json!({ "name": "0.1-2" }),
         json!({ "generateName": "generated-" }),
         json!({ "name": "big", "annotations": { "big": "\u{1F525}\"\\</script>\n".repeat(12_000) } }),
-        json!({ "name": "owned", "ownerReferences": (0..1000).map(owner).collect::<Vec<_>>() }),
+        json!({ "name": "owned", "ownerReferences": (0..400).map(owner).collect::<Vec<_>>() }),
         json!({ "name": "held", "finalizers": ["example.com/held"] }),
         json!({ "name": "labels", "labels": { "a.b/c": "", "x": "X.y_z-1" } }),
         json!({ "name": "many", "labels": (0..500).map(|it| (format!("l{it}"), json!("v"))).collect::<serde_json::Map<_, _>>() }),

@@ -18,6 +18,7 @@ use std::{
     path::Path,
 };
 
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt,
@@ -224,8 +225,23 @@ async fn restore_all(supervised: &Supervised<'_>, objects: Vec<Value>) {
             text = text.replace(left, uid);
         }
         object = serde_json::from_str(&text).unwrap();
+        if object["kind"] == "ControllerRevision" {
+            object["metadata"]["name"] = json!(revision_name(&object));
+        }
         uids.insert(left, restore(supervised, &object).await);
     }
+}
+
+/// Returns the name that Metacontroller gives a revision: a hash of the owner's uid and the patch.
+fn revision_name(revision: &Value) -> String {
+    let uid = revision["metadata"]["ownerReferences"][0]["uid"].as_str().unwrap();
+    let patch = revision["parentPatch"].to_string();
+    // Go escapes these characters.
+    let patch = patch.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+    let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{uid}{patch}").as_bytes());
+    let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let (type_name, _) = revision["metadata"]["name"].as_str().unwrap().rsplit_once('-').unwrap();
+    format!("{type_name}-{hash}")
 }
 
 #[tokio::test]

@@ -420,7 +420,8 @@ async fn prepare(
     let mut progress = subscription.progress();
     let mut fill_failure = subscription.fill_failure();
     let mut complete = pin!(subscription.complete());
-    let mut is_complete = false;
+    // A failure may be that of a list for another subscriber.
+    let mut is_complete = complete.as_mut().now_or_never().is_some();
     let mut last = "its first list is in progress".to_owned();
     let synced = async {
         loop {

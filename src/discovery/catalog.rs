@@ -268,6 +268,9 @@ impl Catalog {
         for (group, version) in missing {
             touched.group(&group);
             let Some(mut document) = take(&mut self.documents, &group, &version) else { continue };
+            if polled.is_none() {
+                document = document.unconfirmed();
+            }
             document.stale = true;
             document.missed = document.missed.saturating_add(1);
             document.missed_since = document.missed_since.or(polled.map(|polled| polled.now));
@@ -324,9 +327,7 @@ impl Catalog {
                 let old = old.filter(|old| old.uid == uid);
                 old.cloned().unwrap_or_default().answered(resources, uid, complete)
             }
-            (None, Some(old)) => {
-                Document { stale: true, missed: 0, missed_since: None, ..old.clone() }
-            }
+            (None, Some(old)) => Document { missed: 0, ..old.clone().unconfirmed() },
             (None, None) => Document { uid, stale: true, ..Document::default() },
         };
         if old != Some(&new) {

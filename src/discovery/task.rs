@@ -34,8 +34,9 @@ const SERVICE_FAILURES: u32 = 9;
 /// omits groups for a second or two.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(5);
 /// Minimum time between two responses that together prove a resource gone while its group version is
-/// served: the server of an APIService may answer before it has registered its resources.
-const REGISTRATION_PERIOD: Duration = Duration::from_secs(30);
+/// served: the server of an APIService may answer before it has registered its resources. The API
+/// server asks it once a minute, and responds with the same document until then.
+const REGISTRATION_PERIOD: Duration = Duration::from_secs(90);
 /// Events that are applied before one publish. Bounded so that a burst does not delay its first
 /// changes.
 const BATCH: usize = 64;

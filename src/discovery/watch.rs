@@ -323,7 +323,9 @@ impl<T: WatchedType> OpenWatch<T> {
     /// Returns the phase that resumes the watch after its end.
     fn resumed(self) -> WatchPhase<T> {
         let is_silent = !self.is_heard && self.opened.elapsed() >= SILENT;
-        if is_silent || self.is_contradicted {
+        if self.is_contradicted {
+            WatchPhase::List
+        } else if is_silent {
             WatchPhase::Check(self.position)
         } else {
             WatchPhase::Open(self.position)

@@ -223,6 +223,10 @@ impl Reflector {
         // Lists may succeed where watches fail.
         let lists =
             self.resume_version.is_some() && !matches!(classified.pace, RequestPace::After(_));
+        if !lists {
+            // Not polled below, it would keep a slot from others.
+            self.fill.drop_due();
+        }
         let mut due = self.fill.take_due(&self.informer, &self.lists);
         let _timer = self.metrics.backing_off();
         tokio::select! {

@@ -476,9 +476,11 @@ impl ChildContext<'_> {
                 metadata.remove("namespace");
             }
         }
-        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
-            // As the API server stores it.
-            annotations.values_mut().filter(|it| it.is_null()).for_each(|it| *it = "".into());
+        for field in ["annotations", "labels"] {
+            if let Some(Value::Object(texts)) = metadata.get_mut(field) {
+                // As the API server stores it.
+                texts.values_mut().filter(|it| it.is_null()).for_each(|it| *it = "".into());
+            }
         }
         self.ownership.mark(metadata, &self.parent.uid);
     }

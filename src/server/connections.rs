@@ -51,7 +51,7 @@ struct Deadline(Arc<Mutex<Instant>>);
 
 /// Serves the connections of a listener until the epoch stops, and then until each is closed.
 ///
-/// One connection more than [`MAX_CONNECTIONS`] closes the one with the earliest deadline, so that
+/// A connection more than [`MAX_CONNECTIONS`] closes the one with the earliest deadline, so that
 /// idle clients keep no probe waiting.
 pub(super) async fn serve(listener: TcpListener, pages: Router, epoch: Epoch) {
     let stop = epoch.token();

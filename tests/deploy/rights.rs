@@ -85,7 +85,8 @@ fn grants() -> ClusterRole {
 /// Manifests that the README has for the credentials of hooks.
 fn credentials() -> Vec<Value> {
     let readme = readme();
-    let manifest = readme.split("```yaml").nth(1).unwrap().split("```").next().unwrap();
+    let mut blocks = readme.split("```yaml").skip(1).filter_map(|part| part.split("```").next());
+    let manifest = blocks.find(|block| block.contains("pilotlight-hook-credentials")).unwrap();
     serde_saphyr::from_multiple(manifest).unwrap()
 }
 

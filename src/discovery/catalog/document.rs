@@ -85,6 +85,15 @@ impl Document {
         Self { resources: Some(resources), missing, uid, ..Self::default() }
     }
 
+    /// Returns the document after a response that says nothing about its resources: the server may
+    /// have restarted, so that two later responses have to omit a resource.
+    pub(super) fn unconfirmed(mut self) -> Self {
+        for it in &mut self.missing {
+            it.since = None;
+        }
+        Self { stale: true, missed_since: None, ..self }
+    }
+
     /// Returns whether a later response has to confirm that resources are gone.
     pub(super) fn awaits_confirmation(&self) -> bool {
         !self.missing.is_empty() || self.resources.is_none() && self.missed_since.is_some()

@@ -57,6 +57,9 @@ impl Reflector {
             if matches!(failure, RequestFailure::TooLong { .. }) && self.listing.shrink() {
                 self.metrics.restarted(Cause::TooLong);
                 debug!(error = %failure, limit = self.listing.limit, "page is requested in parts");
+                // A long response may have lost its slot.
+                drop(slot);
+                slot = self.slot().await;
                 continue;
             }
             let continued = scan.token.is_some();
@@ -149,6 +152,7 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.due_check = None;
+        self.ongoing = None;
         self.fill = Fill::default();
         let resume_version = ResumeVersion::new(version, self.order);
         self.informer.store.set_version(resume_version.number());

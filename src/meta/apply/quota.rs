@@ -49,7 +49,18 @@ fn requests_no_more(created: &[u8], observed: &[u8]) -> bool {
     let (wanted, held) = (requests(&created), requests(&observed));
     let is_held =
         |(resource, wanted): (&String, &f64)| held.get(resource).is_some_and(|held| wanted <= held);
-    created.pointer("/spec/type") == observed.pointer("/spec/type") && wanted.iter().all(is_held)
+    // Fields that decide which quotas count an object, and in which of their resources.
+    const COUNTED_BY: [&str; 4] = [
+        "/spec/type",
+        "/spec/priorityClassName",
+        "/spec/activeDeadlineSeconds",
+        "/spec/storageClassName",
+    ];
+    let is_same = |field: &&str| created.pointer(field) == observed.pointer(field);
+    let ports = |object: &Value| object.pointer("/spec/ports")?.as_array().map(Vec::len);
+    COUNTED_BY.iter().all(is_same)
+        && ports(&created) == ports(&observed)
+        && wanted.iter().all(is_held)
 }
 
 /// Returns the sum of each resource in the requests and limits of an object.
@@ -145,6 +156,19 @@ mod tests {
         let service = |kind: &str| json!({"spec": {"type": kind}});
         check(full, service("NodePort"), service("NodePort"), true);
         check(full, service("NodePort"), service("ClusterIP"), false);
+        let ports = |count| json!({"spec": {"ports": vec![json!({"port": 80}); count]}});
+        check(full, ports(1), ports(1), true);
+        check(full, ports(2), ports(1), false);
+        for (field, other) in [
+            ("storageClassName", json!("gold")),
+            ("priorityClassName", json!("high")),
+            ("activeDeadlineSeconds", json!(5)),
+        ] {
+            let mut scoped = pod("1");
+            scoped["spec"][field] = other;
+            check(full, scoped.clone(), pod("1"), false);
+            check(full, scoped.clone(), scoped, true);
+        }
         let two = "pods \"a\" is forbidden: exceeded quota: q, requested: \
                    cpu=1,requests.memory=1Gi, used: cpu=1500m,requests.memory=1Gi, limited: \
                    cpu=2,requests.memory=1Gi";

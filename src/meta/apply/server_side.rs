@@ -22,7 +22,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        children::{Write, WriteStep, with_uid},
+        children::{Parent, Write, WriteStep, with_uid},
         equal_children::ChildDigest,
         field_transfer,
         resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
@@ -80,8 +80,9 @@ impl Apply {
     }
 
     /// Returns whether an object without a controller is taken over in place of a new child.
-    fn takes_over(&self) -> bool {
-        self.parents.takes_over
+    /// The children of a parent that is being deleted are deleted with it.
+    fn takes_over(&self, parent: &Parent) -> bool {
+        self.parents.takes_over && !parent.terminating
     }
 
     /// Creates a child, unless there is an object of that name. An object without a controller is
@@ -100,7 +101,7 @@ impl Apply {
             ExistingObject::LeftBehind(child) => {
                 return Err(self.delete_left_behind(target, &child, &resource, &write.key).await);
             }
-            ExistingObject::NotOurs { free: Some(uid), .. } if self.takes_over() => {
+            ExistingObject::NotOurs { free: Some(uid), .. } if self.takes_over(rules.parent) => {
                 if target.is_halted() {
                     return Ok(None);
                 }

@@ -99,9 +99,9 @@ impl ChildContext<'_> {
                         return Err(error);
                     }
                     checked.unusable.push(error);
-                    let named = named.filter(|named| !named.name.is_empty());
-                    unusable.extend(named.clone().map(NamedChild::without_namespace));
-                    unusable.extend(named);
+                    let named = named.unwrap_or_default();
+                    unusable.insert(named.clone().without_namespace());
+                    unusable.insert(named);
                     continue;
                 }
             };
@@ -137,19 +137,23 @@ impl ChildContext<'_> {
         Ok(checked)
     }
 
-    /// Returns whether one of these names may be that of an observed child. A kind or namespace that
-    /// a child of the response leaves open is any, and any namespace is that of a cluster-scoped
+    /// Returns whether one of these names may be that of an observed child. A name, kind or namespace
+    /// that a child of the response leaves open is any, and any namespace is that of a cluster-scoped
     /// child.
     fn is_named(&self, child: &Child, names: &HashSet<NamedChild>) -> bool {
         let kind = Some(self.groups[child.group].served.kind.to_string());
         let namespace = Some(child.key.namespace.as_deref().unwrap_or_default().to_owned());
-        let name = child.key.name.to_string();
-        let open_kind = NamedChild { name: name.clone(), kind: None, namespace: namespace.clone() };
-        let open_namespace = NamedChild { name: name.clone(), kind: kind.clone(), namespace: None };
-        let open_both = NamedChild { name: name.clone(), kind: None, namespace: None };
-        [NamedChild { name, kind, namespace }, open_kind, open_namespace, open_both]
-            .iter()
-            .any(|named| names.contains(named))
+        for name in [&*child.key.name, ""] {
+            for kind in [&kind, &None] {
+                for namespace in [&namespace, &None] {
+                    let (kind, namespace) = (kind.clone(), namespace.clone());
+                    if names.contains(&NamedChild { name: name.to_owned(), kind, namespace }) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
     }
 
     fn check_child(&self, json: Bytes) -> Result<Option<DesiredChild>, FieldError> {
@@ -462,12 +466,11 @@ fn texts<'a>(
             .iter()
             .map(|(key, value)| match value {
                 Value::String(text) => Ok((key.as_str(), text.as_str())),
+                // As the API server stores it.
+                Value::Null => Ok((key.as_str(), "")),
                 // The key is left out: it is not a name, and may have any content.
-                other @ (Value::Null
-                | Value::Bool(_)
-                | Value::Number(_)
-                | Value::Array(_)
-                | Value::Object(_)) => {
+                other
+                @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
                     Err(wrong(format!("has a value that is {}, not a string", word(other))))
                 }
             })

@@ -20,7 +20,7 @@ pub(super) fn shown(name: &str) -> String {
 
 /// Type and name that a child states which cannot be used. Fields that it does not state, or in
 /// another form than a text, are open.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct NamedChild {
     /// Name; empty if it is open.
     pub(super) name: String,

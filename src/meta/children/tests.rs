@@ -149,8 +149,8 @@ fn unusable_child_holds_the_observed_one_that_it_names() {
     assert_eq!(with(|it| it["metadata"]["namespace"] = json!("elsewhere")), [""; 0]);
     assert_eq!(with(|it| it["metadata"]["name"] = json!("c")), [""; 0]);
     assert_eq!(with(|it| it["metadata"]["name"] = json!("b")), [""; 0], "another entry is usable");
-    assert_eq!(with(|it| it["metadata"] = json!(null)), [""; 0]);
-    assert_eq!(with(|it| *it = json!(null)), [""; 0]);
+    assert_eq!(with(|it| it["metadata"] = json!(null)), both[..1], "of any name");
+    assert_eq!(with(|it| *it = json!(null)), both, "of any kind and name");
 }
 
 #[test]
@@ -179,14 +179,16 @@ fn child_that_cannot_be_decoded_holds_the_observed_one_that_it_names() {
 }
 
 #[test]
-fn annotation_that_is_null_is_an_empty_text_as_for_the_server() {
+fn annotation_or_label_that_is_null_is_an_empty_text_as_for_the_server() {
     let mut sent = config_map("a");
     sent["metadata"]["annotations"] = json!({"x": null});
+    sent["metadata"]["labels"]["y"] = json!(null);
 
     let steps = plan(UpdateMethod::InPlace, &[], vec![sent.clone()]);
 
     let [WriteStep::Create(created)] = &steps[..] else { panic!("{steps:?}") };
     assert_eq!(object(created)["metadata"]["annotations"]["x"], "");
+    assert_eq!(object(created)["metadata"]["labels"]["y"], "");
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&steps[0])], vec![sent]), []);
 }
 

@@ -57,7 +57,9 @@ impl ParentReconciler {
                 with_unusable(hook, unusable.text(), written)
             }
             // No child is written without a record. The status is written all the same.
-            Err(SyncError::Failed(message)) => Err(SyncError::Failed(message.clone())),
+            Err(SyncError::Failed(message)) => {
+                with_unusable(hook, unusable.text(), Err(SyncError::Failed(message.clone())))
+            }
             Err(_) => return rechecked,
         };
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());

@@ -15,6 +15,7 @@ use crate::{
         apply::NOTHING,
         children::{ChildContext, Parent},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+        hook_health::Failure,
         protocol::StringChanges,
         resource::{Resource, StoredObject, is_gone},
     },
@@ -147,7 +148,10 @@ impl ParentReconciler {
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
         let (decorated, managed) = match (written, managed) {
             (Ok(Decorated { refused: Some(refused), .. }), managed) => {
-                let children = managed.err().and_then(|error| error.failure().ok());
+                let children = managed.err().and_then(|error| match error {
+                    SyncError::Hook(Failure { message, .. }) => Some(message),
+                    other => other.failure().ok(),
+                });
                 let all: Vec<_> = [refused].into_iter().chain(children).collect();
                 return Err(SyncError::Failed(all.join("; ")));
             }

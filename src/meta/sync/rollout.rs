@@ -42,6 +42,12 @@ pub(super) struct PlannedRollout {
 /// Rolling children of a response; `None` for one that is observed and cannot be written.
 type DesiredById<'a> = BTreeMap<ChildId, Option<&'a DesiredChild>>;
 
+/// Returns the children that a response names. One with a generated name has another name in each
+/// response, and belongs to a revision once it is observed.
+fn named(desired: &[DesiredChild]) -> impl Iterator<Item = &DesiredChild> {
+    desired.iter().filter(|desired| desired.generate_name.is_none())
+}
+
 impl ParentReconciler {
     /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
     /// the latest revision: children, status, resync and end of finalizing are those of all.
@@ -234,7 +240,7 @@ impl<'a> RollingChildren<'a> {
     }
 
     fn wanted<'d>(&self, response: &'d CheckedResponse) -> DesiredById<'d> {
-        let desired = response.desired.iter();
+        let desired = named(&response.desired);
         let desired = desired.map(|desired| (self.id(desired.group, &desired.key), Some(desired)));
         let held = response.held.iter().map(|(group, key)| (self.id(*group, key), None));
         desired.chain(held).filter_map(|(id, desired)| Some((id?, desired))).collect()
@@ -264,7 +270,7 @@ impl<'a> RollingChildren<'a> {
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> Plan {
-        let desired = response.desired.iter().map(|desired| (desired.group, &desired.key));
+        let desired = named(&response.desired).map(|desired| (desired.group, &desired.key));
         let held = response.held.iter().map(|(group, key)| (*group, key));
         let wanted = desired.chain(held);
         let wanted: Vec<_> = wanted.filter_map(|(group, key)| self.id(group, key)).collect();

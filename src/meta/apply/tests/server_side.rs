@@ -138,6 +138,18 @@ async fn foreign_object_in_place_of_a_child_is_contested_and_not_applied() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parent_that_is_being_deleted_takes_over_no_object() {
+    let mut harness = taking_over(true);
+    harness.parent.terminating = true;
+
+    let (requests, result) =
+        sync(&mut harness, desired(0, "c", "new"), vec![Ok(applied(0, "foreign", "1"))]).await;
+
+    assert_eq!(sent(&requests), ["get c"]);
+    assert!(!result.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_without_a_controller_is_taken_over_with_its_uid_if_that_is_enabled() {
     let mut harness = taking_over(true);
     let replies =
