@@ -217,6 +217,7 @@ async fn restore(supervised: &Supervised<'_>, object: &Value) -> String {
 /// Creates the objects of a file, owners first.
 async fn restore_all(supervised: &Supervised<'_>, objects: Vec<Value>) {
     let mut uids = BTreeMap::<String, String>::new();
+    let (mut names, mut restored) = (Vec::new(), Vec::new());
     for mut object in objects {
         // Labels, owner references and annotations have the uids of parents.
         let mut text = object.to_string();
@@ -226,9 +227,26 @@ async fn restore_all(supervised: &Supervised<'_>, objects: Vec<Value>) {
         }
         object = serde_json::from_str(&text).unwrap();
         if object["kind"] == "ControllerRevision" {
-            object["metadata"]["name"] = json!(revision_name(&object));
+            let name = revision_name(&object);
+            names.push((object["metadata"]["name"].as_str().unwrap().to_owned(), name.clone()));
+            object["metadata"]["name"] = json!(name);
         }
         uids.insert(left, restore(supervised, &object).await);
+        restored.push(object);
+    }
+    // The status of a parent names its latest revision.
+    for object in restored {
+        let mut text = object["status"].to_string();
+        for (left, name) in &names {
+            text = text.replace(left, name);
+        }
+        if text != object["status"].to_string() {
+            let status: Value = serde_json::from_str(&text).unwrap();
+            let (name, status) = (&object["metadata"]["name"], json!({ "status": status }));
+            let api = api(supervised, &object);
+            let (name, patch) = (name.as_str().unwrap(), Patch::Merge(status));
+            api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+        }
     }
 }
 

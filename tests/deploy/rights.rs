@@ -368,8 +368,11 @@ impl Objects {
     /// Creates an orphan, which is adopted and then deleted.
     async fn orphan_is_adopted(&self) {
         let letter = self.apis[1].get("one").await.unwrap();
+        // The Deployment adopts only what is proven.
+        let annotations = json!({"pilotlight.dev/adopt": "true"});
+        let labels = json!({"controller-uid": letter.uid().unwrap()});
         let orphan = json!({
-            "metadata": {"name": "orphan", "labels": {"controller-uid": letter.uid().unwrap()}},
+            "metadata": {"name": "orphan", "labels": labels, "annotations": annotations},
         });
         let orphan: ConfigMap = serde_json::from_value(orphan).unwrap();
         self.maps.create(&PostParams::default(), &orphan).await.unwrap();

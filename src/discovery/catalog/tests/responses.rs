@@ -77,7 +77,10 @@ fn served_resource_is_gone_when_responses_a_period_apart_omit_it() {
         catalog.check_unconfirmed(&loads(), TypeState::Served);
         catalog.discover_at(response(&[apps(), ("metrics.example.com", "v1", None)]), 81);
         catalog.check_unconfirmed(&loads(), TypeState::Served);
+        // The server may have restarted.
         catalog.discover_at(without(), 82);
+        catalog.check_unconfirmed(&loads(), TypeState::Served);
+        catalog.discover_at(without(), 112);
         assert_eq!(catalog.word(&loads()), ABSENT);
         assert_eq!(catalog.pending(), PendingDiscovery::Nothing);
     }
