@@ -80,7 +80,7 @@ enum Command {
     /// Start a temporary Kubernetes control plane on this machine, with a manager, until Ctrl-C.
     /// The first run builds it with Go, which takes some minutes.
     #[cfg(feature = "dev")]
-    Dev(dev::DevArgs),
+    Dev(Box<dev::DevArgs>),
     /// Print the types that the cluster serves, with their state and the number of controllers that
     /// watch them.
     Types(types::TypesArgs),

@@ -240,8 +240,8 @@ async fn restore_all(supervised: &Supervised<'_>, objects: Vec<Value>) {
         for (left, name) in &names {
             text = text.replace(left, name);
         }
-        if text != object["status"].to_string() {
-            let status: Value = serde_json::from_str(&text).unwrap();
+        let status: Value = serde_json::from_str(&text).unwrap();
+        if status != object["status"] {
             let (name, status) = (&object["metadata"]["name"], json!({ "status": status }));
             let api = api(supervised, &object);
             let (name, patch) = (name.as_str().unwrap(), Patch::Merge(status));

@@ -63,6 +63,15 @@ impl SyncError {
 }
 
 impl SyncError {
+    /// Returns the message about what is refused, or cannot be used.
+    pub(crate) fn refusal(self) -> Option<String> {
+        if let Self::Hook(Failure { message, .. }) = self {
+            Some(message)
+        } else {
+            self.failure().ok()
+        }
+    }
+
     /// Returns the message of a failure, after which other writes may succeed.
     ///
     /// # Errors

@@ -12,10 +12,9 @@ use crate::{
     controller::Context,
     informer::{Header, Object},
     meta::{
-        apply::NOTHING,
+        apply::{ApplyResult, NOTHING},
         children::{ChildContext, Parent},
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
-        hook_health::Failure,
         protocol::StringChanges,
         resource::{Resource, StoredObject, is_gone},
     },
@@ -58,6 +57,24 @@ impl DecorationResult {
             Self::Freed | Self::Gone => None,
         }
     }
+}
+
+/// Returns the results of the writes of an object and of its attachments.
+///
+/// # Errors
+///
+/// One error names all that cannot be written.
+fn completed(
+    written: Result<Decorated, SyncError>,
+    managed: Result<ApplyResult, SyncError>,
+) -> Result<(DecorationResult, ApplyResult), SyncError> {
+    if let Ok(Decorated { refused: Some(refused), .. }) = written {
+        let attachments = managed.err().and_then(SyncError::refusal);
+        let all: Vec<_> = [refused].into_iter().chain(attachments).collect();
+        return Err(SyncError::Failed(all.join("; ")));
+    }
+    let managed = managed?;
+    Ok((written?.result, managed))
 }
 
 impl ParentReconciler {
@@ -146,22 +163,8 @@ impl ParentReconciler {
         let managed = with_unusable(hook, status.err(), managed);
         let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
         let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
-        let (decorated, managed) = match (written, managed) {
-            (Ok(Decorated { refused: Some(refused), .. }), managed) => {
-                let children = managed.err().and_then(|error| match error {
-                    SyncError::Hook(Failure { message, .. }) => Some(message),
-                    other => other.failure().ok(),
-                });
-                let all: Vec<_> = [refused].into_iter().chain(children).collect();
-                return Err(SyncError::Failed(all.join("; ")));
-            }
-            (written, managed) => {
-                let managed = managed?;
-                (written?, managed)
-            }
-        };
-        let as_desired =
-            managed.as_desired & matches!(decorated.result, DecorationResult::AsDesired);
+        let (decorated, managed) = completed(written, managed)?;
+        let as_desired = managed.as_desired & matches!(decorated, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !frees {
             self.parents.writes.keep_record(&parent.key, record);
