@@ -171,7 +171,12 @@ async fn editor_of_the_hooks_gets_no_rights_of_the_manager() {
     // The README keeps the manager's namespace to cluster admins for this reason.
     let of_manager = editor(&plane, "pilotlight").await;
     assert!(token(of_manager.clone()).await.is_ok());
-    impersonated(plane.user("editor-of-pilotlight", &[]).unwrap()).await.unwrap();
+    // The API server throttles lists of a type that it has begun to serve.
+    until("impersonation succeeds", async || {
+        let config = plane.user("editor-of-pilotlight", &[]).unwrap();
+        impersonated(config).await.map_err(|error| error.to_string())
+    })
+    .await;
     pod(&of_manager).await.unwrap();
     plane.stop().await;
 }

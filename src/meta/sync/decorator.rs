@@ -63,7 +63,7 @@ impl DecorationResult {
 ///
 /// # Errors
 ///
-/// One error names all that cannot be written.
+/// A single error names all that cannot be written.
 fn completed(
     written: Result<Decorated, SyncError>,
     managed: Result<ApplyResult, SyncError>,
