@@ -31,7 +31,7 @@ pub(crate) fn with_remedies(run: Arc<RunnableStatus>, types: &TypeRegistry) -> A
     Arc::new(run)
 }
 
-/// Returns the groups and versions that serve a type of the same name; `None` if there are none.
+/// Returns the groups and versions that serve a type of the same name; `None` without one.
 fn elsewhere(absent: &TypeRef, all: &[TypeReport]) -> Option<String> {
     let is_named = |report: &&TypeReport| match &absent.name {
         TypeName::Resource(plural) => report.name.split('.').next() == Some(plural),
