@@ -39,6 +39,8 @@ pub use metrics::TransportMetrics;
 pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
 #[cfg(feature = "meta")]
+pub(crate) use pool::was_not_processed;
+#[cfg(feature = "meta")]
 pub(crate) use proxy::{ConnectProxy, ProxyStream, authorization as basic_authorization};
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -46,6 +46,7 @@ mod held_caches;
 mod informer_source;
 mod interests;
 mod keys;
+mod left_behind;
 mod lifetimes;
 mod many_types;
 mod mistakes;

@@ -26,6 +26,7 @@ mod condition;
 mod create_or_patch;
 mod create_or_update;
 mod finalizer;
+pub(crate) mod left_behind;
 mod owner_reference;
 
 pub use apply::ApplyError;

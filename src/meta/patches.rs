@@ -2,7 +2,8 @@
 //!
 //! Metacontroller updates whole objects, so that a role made for it may lack the verb `patch`.
 //! Where a patch is refused for that, the object is read and replaced by an update instead. The
-//! refusal is remembered for the type until the epoch ends, or an update is refused too.
+//! refusal is remembered for the type until the epoch ends, or an update is refused too: the role of
+//! another namespace may allow patches alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,21 +35,24 @@ impl Patches {
         patch: &Value,
     ) -> Result<T, kube::Error> {
         let name = name_of(resource.identity());
-        if !self.refused.lock().contains(&name) {
+        let is_refused = self.refused.lock().contains(&name);
+        if !is_refused {
             match resource.merge_patch(key, None, patch).await {
                 Err(error) if is_patch_forbidden(&error) => {}
                 other => return other,
             }
         }
-        let updated = update(resource, key, patch).await;
-        match &updated {
-            Ok(_) => self.refused.lock().insert(name),
-            // The right to patch may be granted next.
-            Err(error) if is_forbidden(error) => self.refused.lock().remove(&name),
-            Err(_) => false,
-        };
-        let text = updated?;
-        serde_json::from_str(text.get()).map_err(kube::Error::SerdeError)
+        match update(resource, key, patch).await {
+            Ok(updated) => {
+                self.refused.lock().insert(name);
+                serde_json::from_str(updated.get()).map_err(kube::Error::SerdeError)
+            }
+            Err(error) if is_forbidden(&error) && is_refused => {
+                self.refused.lock().remove(&name);
+                resource.merge_patch(key, None, patch).await
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Forgets all refusals.

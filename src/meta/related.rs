@@ -105,6 +105,17 @@ pub(crate) enum RelatedError {
     Invalid(String),
 }
 
+impl RelatedError {
+    /// Names what needs the type that is not read.
+    fn about(self, needed: String) -> Self {
+        match self {
+            Self::NotListed(why) => Self::NotListed(format!("{needed}: {why}")),
+            Self::Unreadable(why) => Self::Unreadable(format!("{needed}: {why}")),
+            Self::Cancelled | Self::Invalid(_) => self,
+        }
+    }
+}
+
 /// Cache of a related type.
 enum Cache {
     Listed {
@@ -211,20 +222,20 @@ impl RelatedObjects {
         let most = self.limits.names;
         for (input, wanted) in by_type {
             let has_rules = wanted.iter().any(|rule| rules.contains(rule));
-            let (served, store) =
-                match self.cache(&input, &wanted[0].type_ref, types, context).await? {
-                    Cache::Listed { served, store } => (served, store),
-                    Cache::Missing(..) if !has_rules => continue,
-                    Cache::Missing(served, _) if optional.contains(&wanted[0].type_ref) => {
-                        let empty = |served| RelatedGroup { served, objects: Vec::new() };
-                        groups.extend(served.map(empty));
-                        continue;
-                    }
-                    Cache::Missing(_, why) => {
-                        let required = wanted.iter().find(|rule| rules.contains(rule));
-                        return Err(missing(required.unwrap_or(&wanted[0]), &why));
-                    }
-                };
+            let required = wanted.iter().find(|rule| rules.contains(rule));
+            let rule = required.unwrap_or(&wanted[0]);
+            let needed = || format!("{} needs {}", rule.field(), rule.type_ref);
+            let cache = self.cache(&input, &rule.type_ref, types, context).await;
+            let (served, store) = match cache.map_err(|error| error.about(needed()))? {
+                Cache::Listed { served, store } => (served, store),
+                Cache::Missing(..) if !has_rules => continue,
+                Cache::Missing(served, _) if optional.contains(&rule.type_ref) => {
+                    let empty = |served| RelatedGroup { served, objects: Vec::new() };
+                    groups.extend(served.map(empty));
+                    continue;
+                }
+                Cache::Missing(_, why) => return Err(missing(rule, &why)),
+            };
             let (mut all, mut read) = (Vec::new(), Vec::new());
             for rule in wanted.iter().copied() {
                 let found = self.interests(rule, served.identity.scope, &namespaces)?;
@@ -246,8 +257,8 @@ impl RelatedObjects {
                 let objects = select(&store, &read);
                 // Asked after the read: a store that has ended is empty, whatever objects there are.
                 if store.is_gone() {
-                    let why = format!("the cache of {} has ended", wanted[0].type_ref);
-                    return Err(RelatedError::NotListed(why));
+                    let why = RelatedError::NotListed("its cache has ended".to_owned());
+                    return Err(why.about(needed()));
                 }
                 groups.push(RelatedGroup { served, objects });
             }
@@ -391,7 +402,9 @@ impl RelatedObjects {
         if interests.is_empty() {
             return Ok(HashMap::new());
         }
-        match self.cache(NAMESPACES, &namespace_type(), types, context).await? {
+        let cache = self.cache(NAMESPACES, &namespace_type(), types, context).await;
+        let needed = || "a namespaceSelector needs namespaces".to_owned();
+        match cache.map_err(|error| error.about(needed()))? {
             Cache::Missing(_, why) => {
                 Err(RelatedError::Unreadable(format!("namespaces cannot be read: {why}")))
             }
@@ -403,8 +416,8 @@ impl RelatedObjects {
                 });
                 let names = names.collect();
                 if store.is_gone() {
-                    let why = "the cache of namespaces has ended".to_owned();
-                    return Err(RelatedError::NotListed(why));
+                    let why = RelatedError::NotListed("their cache has ended".to_owned());
+                    return Err(why.about(needed()));
                 }
                 Ok(names)
             }
@@ -443,13 +456,11 @@ impl RelatedObjects {
                 Ok(Cache::Listed { served, store })
             }
             (InputState::Pending(why), ..) => Err(match context.input_error(input) {
-                Some(error) => {
-                    RelatedError::Unreadable(format!("{type_ref} cannot be read: {error}"))
-                }
+                Some(error) => RelatedError::Unreadable(format!("it cannot be read: {error}")),
                 None => RelatedError::NotListed(why),
             }),
             (InputState::Started | InputState::Ended, ..) => {
-                Err(RelatedError::NotListed(format!("{type_ref} is not listed")))
+                Err(RelatedError::NotListed("it is not listed".to_owned()))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Webhook: a hook that is called over HTTP.
 //!
-//! A call is one POST and one response: no retries, no content encoding, and no byte beyond the
-//! budget. Redirects are followed only if that is enabled. Success is status 200, as in
+//! A call is one POST and one response: no retries, but of a request that an HTTP/2 server reports as
+//! not processed, no content encoding, and no byte beyond the budget. Redirects are followed only if that is enabled. Success is status 200, as in
 //! Metacontroller. If responses are kept by their ETag, 304 and 412 are success too, provided that
 //! the request named one.
 
@@ -46,7 +46,7 @@ use super::{
 };
 use crate::{
     controller, duration, redaction,
-    transport::{ConnectProxy, Proxies, basic_authorization, user_agent},
+    transport::{ConnectProxy, Proxies, basic_authorization, user_agent, was_not_processed},
 };
 
 /// Hook at a URL.
@@ -255,12 +255,13 @@ impl Webhook {
         let kept =
             subject.as_ref().and_then(|subject| subject.kept.as_ref()).map(|kept| kept.tag.clone());
         let (mut url, mut redirects, mut is_own) = (self.url.clone(), 0, true);
-        let mut request = Some(request);
+        let (mut request, mut was_resent) = (Some(request), false);
         loop {
             let body = request.take().unwrap_or_default();
-            // Held for a redirect alone, since the bytes count in the budget until they are
-            // dropped.
-            let again = self.redirects.then(|| body.clone());
+            // Held for a redirect and HTTP/2 alone, since the bytes count in the budget until they
+            // are dropped.
+            let is_held = self.redirects || url.scheme() == Some(&Scheme::HTTPS);
+            let again = is_held.then(|| body.clone());
             let client = if is_own && url.scheme() == self.url.scheme() {
                 Ok(current.http.clone())
             } else {
@@ -277,6 +278,11 @@ impl Webhook {
             let response = match sent {
                 Ok(Ok(response)) => response,
                 Ok(Err(error)) => {
+                    // Sent once more, as by Go: another connection, or a later stream.
+                    if !was_resent && was_not_processed(&error) {
+                        (was_resent, request) = (true, again);
+                        continue;
+                    }
                     self.drop_idle(current.generation);
                     return (None, Err(HookError::Transport(explanation(&error))));
                 }

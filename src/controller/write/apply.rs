@@ -41,7 +41,8 @@ impl Context {
     ///
     /// The field manager is the name of the controller. Conflicts are forced: a field that another
     /// manager has set becomes this controller's. A field that the last call had set and this one
-    /// does not is removed. An object that is as desired keeps its resourceVersion.
+    /// does not is removed, an owner that was deleted and created again among them. An object that is
+    /// as desired keeps its resourceVersion.
     ///
     /// The namespace is that of the object; without one, the type is cluster-scoped. A status is
     /// ignored where it is a subresource: see [`Context::apply_status`].

@@ -111,7 +111,7 @@ fn put(object: &mut impl Resource, reference: OwnerReference) {
 }
 
 /// Returns whether both name the same group, kind and name.
-fn is_same_owner(one: &OwnerReference, other: &OwnerReference) -> bool {
+pub(super) fn is_same_owner(one: &OwnerReference, other: &OwnerReference) -> bool {
     let group = |it: &OwnerReference| match it.api_version.split_once('/') {
         Some((group, _)) => group.to_owned(),
         None => String::new(),

@@ -6,6 +6,7 @@
 
 use super::{Apply, WrittenChild};
 use crate::{
+    controller::write::left_behind::is_kept,
     informer::{ObjectKey, StringMap},
     kind::ServedType,
     manager::Requester,
@@ -16,14 +17,6 @@ use crate::{
         sync_error::SyncError,
     },
 };
-
-/// Types whose objects are never deleted for an owner that is gone: the loss would be too large, and
-/// the garbage collector decides.
-const KEPT: [(&str, &str); 3] = [
-    ("", "Namespace"),
-    ("", "PersistentVolumeClaim"),
-    ("apiextensions.k8s.io", "CustomResourceDefinition"),
-];
 
 /// Child of an earlier parent, as it was read.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,16 +38,11 @@ impl LeftBehindChild {
     ) -> Option<Self> {
         let metadata = &live.metadata;
         let [owner] = metadata.owner_references.as_deref()? else { return None };
-        let kind = (&*served.identity.group, &*served.kind);
-        let is_of_earlier = owner.controller == Some(true)
-            && is_named_as(owner, parent)
-            && *owner.uid != *parent.uid
-            && !owner.uid.is_empty()
-            && is_in_reach(metadata.namespace.as_deref(), parent);
-        if !is_of_earlier
+        if owner.controller != Some(true)
+            || !is_earlier(owner, metadata.namespace.as_deref(), parent)
             || parent.terminating
             || !ownership.is_marked(annotations)
-            || KEPT.contains(&kind)
+            || is_kept(&served.identity.group, &served.kind)
         {
             return None;
         }
@@ -64,6 +52,15 @@ impl LeftBehindChild {
             owner_uid: owner.uid.clone(),
         })
     }
+}
+
+/// Returns whether the owner of an object in this namespace is an earlier parent of the same kind
+/// and name.
+pub(super) fn is_earlier(owner: &LiveOwner, namespace: Option<&str>, parent: &Parent) -> bool {
+    is_named_as(owner, parent)
+        && *owner.uid != *parent.uid
+        && !owner.uid.is_empty()
+        && is_in_reach(namespace, parent)
 }
 
 /// Returns whether an owner reference names the kind and the name of a parent, at any version.
@@ -221,7 +218,7 @@ mod tests {
         let terminating = Parent { terminating: true, ..parent(Some("ns")) };
         let metadata = marked(one(json!({})));
         assert!(!found(metadata.clone(), ("", "ConfigMap"), &terminating, &ownership));
-        for (group, kind) in KEPT {
+        for (group, kind) in [("", "Namespace"), ("", "PersistentVolumeClaim")] {
             assert!(!found(metadata.clone(), (group, kind), &parent(Some("ns")), &ownership));
         }
         let theirs = Ownership::Annotated { controller: "theirs".to_owned() };

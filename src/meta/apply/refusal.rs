@@ -1,6 +1,6 @@
 //! Explanation of a refused write: one read of the live object.
 
-use super::left_behind::LeftBehindChild;
+use super::left_behind::{self, LeftBehindChild};
 use crate::{
     informer::{ObjectKey, StringMap},
     meta::{
@@ -8,7 +8,7 @@ use crate::{
         children::{ChildContext, Parent},
         ownership::{DECORATED_BY, Ownership},
         parent_writes::OtherOwner,
-        resource::{FIELD_MANAGER, Resource, ServerObject, is_gone},
+        resource::{FIELD_MANAGER, LiveOwner, Resource, ServerObject, is_gone},
         sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
     },
 };
@@ -100,6 +100,15 @@ pub(super) async fn explain_existing(
         Some(owner) => match left_behind() {
             Some(_) if live.is_terminating() => passing(doing, "the old object is being deleted"),
             Some(child) => ExistingObject::LeftBehind(child),
+            // A kind that is never deleted here, or an object with other owners as well.
+            None if left_behind::is_earlier(owner, metadata.namespace.as_deref(), parent) => {
+                let LiveOwner { kind, name, .. } = owner;
+                let why = format!(
+                    "it belongs to an earlier {kind} {name}, whose children the garbage collector \
+                     deletes"
+                );
+                passing(doing, &why)
+            }
             None => ExistingObject::NotOurs {
                 message: format!(
                     "{doing}: it exists already and belongs to {} {}",

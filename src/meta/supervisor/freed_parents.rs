@@ -13,7 +13,7 @@ use crate::{
     discovery::TypeState,
     informer::Object,
     kind::{Scope, ServedType, TypeRef},
-    list_page::ListPage,
+    list_page::{ContinueTokens, ListPage},
     manager::ControllerState,
     meta::{
         ControllerKind,
@@ -276,16 +276,18 @@ impl DeclarationReconciler {
         served: &ServedType,
         finalizer: &Finalizer,
     ) -> impl Stream<Item = Result<Vec<Object>, kube::Error>> {
-        let first = Some(ListParams::default().limit(PAGE));
-        stream::try_unfold(first, move |parameters| async move {
+        let first = (Some(ListParams::default().limit(PAGE)), ContinueTokens::default());
+        stream::try_unfold(first, move |(parameters, mut tokens)| async move {
             let Some(mut parameters) = parameters else { return Ok(None) };
             let page = self.page(client, served, &parameters).await?;
-            parameters.continue_token = page.continue_token().map(str::to_owned);
+            let next = tokens.after(&page);
+            parameters.continue_token =
+                next.map_err(|endless| kube::Error::Service(endless.into()))?;
             let objects = page.items.into_iter().flatten();
             let objects = objects.filter_map(|item| Object::from_json(item.get(), served).ok());
             let held: Vec<_> = objects.filter(|it| finalizer.is_on(it.header())).collect();
             let next = parameters.continue_token.is_some().then_some(parameters);
-            Ok::<_, kube::Error>(Some((held, next)))
+            Ok::<_, kube::Error>(Some((held, (next, tokens))))
         })
     }
 

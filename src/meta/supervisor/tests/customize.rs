@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
-    responding_hook::{Calls, harness, harness_of_options, pass},
+    responding_hook::{Calls, faulty_with, harness, harness_of_options, pass},
     *,
 };
 use crate::{
     meta::CustomizeLimits,
     testing::{
-        Verb,
+        Action, Rule, Verb,
         simulated::{AccessRule, SimulatedRequest},
     },
 };
@@ -428,6 +428,54 @@ async fn parent_is_not_synced_while_a_related_type_may_not_be_listed() {
     harness.server.set_rbac([]);
     sleep(Duration::from_secs(600)).await;
     assert_eq!(keys(&calls, "ConfigMap.v1"), ["default/l"]);
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn related_type_that_stays_unread_is_warned_of_by_its_rule() {
+    let (harness, faults) = faulty_with(as_declared).await;
+    harness.declare("a", customizing("v2"));
+    harness.running("a", 1).await;
+    let hung = |verb| faults.add(Rule::new(Action::Hang).verb(verb).resource("", "configmaps"));
+    let hung = [hung(Verb::List), hung(Verb::Watch)];
+    // Its server is down, so that its types are unknown.
+    let service = json!({
+        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+        "metadata": {"name": "v1.metrics.test"},
+        "spec": {
+            "group": "metrics.test", "version": "v1", "groupPriorityMinimum": 100,
+            "versionPriority": 10, "service": {"namespace": "default", "name": "gears"},
+        },
+    });
+    let backed = CrdBuilder::new("metrics.test", "Gear").version("v1");
+    harness.server.back_api_service("v1.metrics.test", &[backed]);
+    harness.server.apply(service).unwrap();
+    let gears = json!([{"apiVersion": "metrics.test/v1", "resource": "gears"}]);
+    let apply = |name: &str, rules: Value| {
+        harness.server.apply(thing(name, json!({"relatedResources": rules}))).unwrap();
+    };
+    let warnings = |name: &str| -> Vec<String> {
+        let events = harness.server.list("v1", "Event").unwrap();
+        let is =
+            |event: &&Value| event["type"] == "Warning" && event["involvedObject"]["name"] == name;
+        let messages = events.iter().filter(is).map(|event| event["message"].as_str().unwrap());
+        messages.map(str::to_owned).collect()
+    };
+
+    apply("hung", maps(json!({})));
+    apply("unknown", gears);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(warnings("hung"), [""; 0], "a first list may take a while");
+    sleep(Duration::from_secs(120)).await;
+
+    for (name, expected) in [
+        ("hung", "relatedResources[0] needs configmaps/v1: it cannot be read: no response"),
+        ("unknown", "relatedResources[0] needs gears.metrics.test/v1: "),
+    ] {
+        let warnings = warnings(name);
+        assert!(warnings.iter().any(|it| it.contains(expected)), "{warnings:?}");
+    }
+    hung.into_iter().for_each(|rule| faults.remove(rule));
     harness.end().await;
 }
 

@@ -131,3 +131,33 @@ async fn role_without_update_and_patch_is_reported_until_one_is_granted() {
     assert_eq!(found["metadata"]["labels"], json!({"new": "1"}));
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn role_that_allows_patches_alone_is_used_after_a_refusal_elsewhere() {
+    let (harness, _) =
+        harness(|_, request| json!({"labels": {"new": request["object"]["metadata"]["name"]}}))
+            .await;
+    let deny = |verb| {
+        let denied = AccessRule::deny().verbs([verb]).resources(["things.example.com"]);
+        harness.server.set_rbac([denied, AccessRule::allow()]);
+    };
+    let hook = json!({"webhook": {"url": "http://scripted/"}});
+    let spec = json!({
+        "resources": [{"apiVersion": "example.com/v1", "resource": "things"}],
+        "hooks": {"sync": hook},
+    });
+    decorator::declare(&harness, "a", spec);
+    decorator::running(&harness, "a").await;
+    for (name, denied) in [("p", "patch"), ("q", "update"), ("r", "patch")] {
+        deny(denied);
+        let thing =
+            json!({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name}});
+        harness.server.apply(thing).unwrap();
+        pass().await;
+
+        let found = harness.server.get("example.com/v1", "Thing", "", name).unwrap();
+        assert_eq!(found["metadata"]["labels"], json!({"new": name}));
+    }
+    assert_eq!(events(&harness, "SyncError"), [""; 0]);
+    harness.end().await;
+}

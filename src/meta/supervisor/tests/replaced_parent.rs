@@ -195,3 +195,31 @@ async fn child_of_a_parent_of_another_scope_is_left_to_the_collector() {
     assert!(event["message"].as_str().unwrap().contains("of another scope"), "{event}");
     harness.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn child_with_another_owner_is_retried_until_the_collector_has_deleted_it() {
+    let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
+    let kind = "CompositeController";
+    for strategy in ApplyStrategy::ALL {
+        let (harness, _) = at_work(kind, strategy).await;
+        let mut shared = child(&harness);
+        let other = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"});
+        shared["metadata"]["ownerReferences"].as_array_mut().unwrap().push(other);
+        harness.server.apply(shared).unwrap();
+        replace_type(&harness, kind, &things).await;
+
+        harness.server.apply(thing(None)).unwrap();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(deletions(&harness), [""; 0], "another owner may exist");
+        let events = harness.server.list("v1", "Event").unwrap();
+        let named = |reason: &str| events.iter().find(|event| event["reason"] == reason);
+        let message = named("SyncDelayed").unwrap()["message"].as_str().unwrap();
+        assert!(message.contains("garbage collector"), "{message}");
+        assert_eq!(named("SyncError"), None);
+
+        harness.server.remove("v1", "ConfigMap", "default", "c").unwrap();
+        sleep(Duration::from_secs(120)).await;
+        assert_eq!(owner(&harness), uid_of(&harness, ""), "{strategy}");
+        harness.end().await;
+    }
+}

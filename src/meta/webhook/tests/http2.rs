@@ -1,9 +1,6 @@
 //! Tests of hooks that choose HTTP/2 by TLS.
 
-use std::{
-    convert::Infallible,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper::{
     Version,
@@ -43,9 +40,17 @@ impl Drop for Unanswered<'_> {
 async fn answer(
     request: hyper::Request<Incoming>,
     counted: Arc<Counted>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Result<Response<Full<Bytes>>, h2::Error> {
     counted.protocols.lock().push(request.version());
     counted.calls.send_modify(|calls| *calls += 1);
+    let is_refused = match request.uri().path() {
+        "/refused" => true,
+        "/refused-once" => *counted.calls.borrow() == 1,
+        _ => false,
+    };
+    if is_refused {
+        return Err(h2::Reason::REFUSED_STREAM.into());
+    }
     let unanswered = Unanswered(&counted);
     let mut answer = Response::builder();
     let bytes = match request.uri().path() {
@@ -54,6 +59,7 @@ async fn answer(
             answer = answer.header("a", "a".repeat(70 * 1024));
             2
         }
+        "/refused-once" => 2,
         path => path[1..].parse().unwrap(),
     };
     std::mem::forget(unanswered);
@@ -205,4 +211,16 @@ async fn responses_over_http_2_that_wait_for_the_budget_do_not_stop_the_one_that
 
     assert!(answers.iter().all(|answer| *answer == Ok(BYTES)), "{answers:?}");
     hook.release().await;
+}
+
+#[tokio::test]
+async fn call_that_an_http_2_hook_has_not_processed_is_sent_once_more() {
+    let server = SecureHook::start(&["h2"]).await;
+
+    assert_eq!(server.at("/refused-once", PATIENCE).call(REQUEST).await.unwrap().len(), 2);
+    assert_eq!(*server.counted.calls.borrow(), 2);
+
+    let refused = server.at("/refused", PATIENCE).call(REQUEST).await;
+    assert!(matches!(refused, Err(HookError::Transport(_))), "{refused:?}");
+    assert_eq!(*server.counted.calls.borrow(), 4, "once more, and no third time");
 }
