@@ -26,7 +26,7 @@ pub mod process;
 use std::{
     fmt, io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 /// Router and handlers, of the version that [`HttpServer`] takes.
@@ -38,7 +38,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use bytes::Bytes;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 
 use crate::manager::{
@@ -113,13 +115,47 @@ impl MetricsSource {
     }
 }
 
+/// Number of texts of scrapes that are kept for their readers. Readers that read nothing would
+/// otherwise hold a text for each connection.
+const MAX_TEXTS: usize = 4;
+
+/// Texts of scrapes that are being sent, from the oldest to the newest.
+#[derive(Default)]
+struct SentTexts(Mutex<Vec<Weak<str>>>);
+
+impl SentTexts {
+    /// Returns a new text, or the newest one while [`MAX_TEXTS`] are being sent.
+    fn next(&self, source: &MetricsSource) -> Result<Arc<str>, fmt::Error> {
+        let mut texts = self.0.lock();
+        texts.retain(|text| text.strong_count() > 0);
+        if texts.len() >= MAX_TEXTS
+            && let Some(newest) = texts.last().and_then(Weak::upgrade)
+        {
+            return Ok(newest);
+        }
+        let text = Arc::<str>::from(source.text()?);
+        texts.push(Arc::downgrade(&text));
+        Ok(text)
+    }
+}
+
+/// Text as the owner of the bytes of a response.
+struct SharedText(Arc<str>);
+
+impl AsRef<[u8]> for SharedText {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
 /// Returns the page `/metrics`, in the OpenMetrics format: of a manager, `metrics(&manager.handle())`,
 /// or of a registry.
 pub fn metrics(source: impl Into<MetricsSource>) -> Router {
-    let source = source.into();
+    let (source, texts) = (source.into(), Arc::new(SentTexts::default()));
     let scrape = move || async move {
-        match source.text() {
+        match texts.next(&source) {
             Ok(text) => {
+                let text = Bytes::from_owner(SharedText(text));
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 ([(CONTENT_TYPE, kind)], text).into_response()
             }

@@ -20,13 +20,13 @@ fn own_children(annotations: Value, selector: Value) -> Value {
         "spec": {
             "generateSelector": true,
             "parentResource": parents,
-            "childResources": [widgets],
+            "childResources": [widgets, { "apiVersion": "v1", "resource": "configmaps" }],
             "hooks": { "sync": { "webhook": { "url": "http://function/" } } },
         },
     })
 }
 
-/// Response with one more widget for each widget, without an end.
+/// Response with one more widget for each widget, without an end, and a ConfigMap.
 fn one_more(request: &Value) -> Value {
     let name = request["parent"]["metadata"]["name"].as_str().unwrap();
     let child = json!({
@@ -35,7 +35,10 @@ fn one_more(request: &Value) -> Value {
         "metadata": { "name": format!("{name}-1") },
         "spec": { "size": 0, "text": "" },
     });
-    json!({ "status": {}, "children": [child] })
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": format!("{name}-map") },
+    });
+    json!({ "status": {}, "children": [child, map] })
 }
 
 async fn start(annotations: Value, selector: Value) -> SimulatedHarness {
@@ -60,6 +63,7 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
     sleep(Duration::from_secs(600)).await;
 
     assert_eq!(widgets(&harness), 16 + 1, "the default depth");
+    assert_eq!(harness.list("v1", "ConfigMap").len(), 16 + 1, "other children are written");
     let events = harness.events("OwnerChainTooDeep");
     assert!(events.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{events:?}");
     let reason = |harness: &SimulatedHarness| {

@@ -33,7 +33,8 @@ const LAST_APPLIED: &str = "/last-applied-configuration";
 
 /// Maximum size of the labels, owners and finalizers of an object. An entry of an object that
 /// concerns no subscriber keeps labels and owners, and the API server limits only the sum of the
-/// annotations: without a limit, every user of a watched type could fill the memory.
+/// annotations: without a limit, every user of a watched type could fill the memory. Where owners
+/// exceed it, the controller among them is kept.
 const HEADER_MAX_BYTES: usize = 64 * 1024;
 
 /// Returns whether headers have the annotation of this key: they leave out copies of the whole
@@ -157,7 +158,12 @@ impl Decoder {
             return Ok(header);
         }
         metadata.relations()?;
-        let bytes = fields.header_bytes();
+        let owners = fields.owner_references.as_deref().unwrap_or_default();
+        let owners: Vec<_> = match fields.header_bytes(owners) {
+            ..=HEADER_MAX_BYTES => owners.iter().collect(),
+            _ => owners.iter().filter(|owner| owner.controller == Some(true)).collect(),
+        };
+        let bytes = fields.header_bytes(owners.iter().copied());
         if bytes > HEADER_MAX_BYTES {
             let reason = format!(
                 "labels, owner references and finalizers have {bytes} bytes, of at most \
@@ -171,7 +177,6 @@ impl Decoder {
         let labels = fields.labels.iter().flat_map(|labels| &labels.0);
         // Go decodes a null value as an empty string.
         header.labels = labels.map(|(key, value)| (&*key.0, text_of(value.as_ref()))).collect();
-        let owners = fields.owner_references.as_deref().unwrap_or_default();
         if !owners.is_empty() {
             let kinds = &mut self.owner_kinds;
             let owners: Vec<_> = owners.iter().map(|it| owner_reference(it, kinds)).collect();

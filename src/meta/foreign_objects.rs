@@ -26,7 +26,7 @@ pub(crate) enum ForeignReason {
     Unproven,
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ForeignObject {
     parent_uid: String,
     uid: String,
@@ -50,8 +50,11 @@ impl ForeignObjects {
             return;
         }
         let mut objects = self.0.lock();
-        if objects.len() >= MAX_OBJECTS {
-            objects.clear();
+        // Any one: if all were forgotten, the next sync would read all of them again.
+        if objects.len() >= MAX_OBJECTS
+            && let Some(forgotten) = objects.keys().next().cloned()
+        {
+            objects.remove(&forgotten);
         }
         objects.insert(ForeignObject::new(parent_uid, cached), reason);
     }
@@ -94,5 +97,19 @@ mod tests {
         let unversioned = Fixture::new("a").set("resourceVersion", json!("")).object();
         objects.insert("parent", unversioned.header(), ForeignReason::NotOurs);
         assert_eq!(objects.get("parent", unversioned.header()), None, "it may have changed");
+    }
+
+    #[test]
+    fn one_object_more_than_the_limit_forgets_one() {
+        let objects = ForeignObjects::default();
+        let object = |version: usize| Fixture::new("a").version(version as u64).object();
+        let insert = |version| {
+            objects.insert("parent", object(version).header(), ForeignReason::Unproven);
+        };
+
+        (0..=MAX_OBJECTS).for_each(insert);
+
+        let known = |version: &usize| objects.get("parent", object(*version).header()).is_some();
+        assert_eq!((0..=MAX_OBJECTS).filter(known).count(), MAX_OBJECTS);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::hook_rule::LONGEST_TIMEOUT;
 use crate::manager::FenceClosed;
 
 /// Error of a hook that gave no usable response.
@@ -15,7 +16,7 @@ pub enum HookError {
     #[error("hook call was cancelled: the epoch ended")]
     Cancelled,
     /// The hook did not respond in time; raise `timeout` or make the hook faster.
-    #[error("hook did not answer within {0:?}")]
+    #[error("hook did not answer within {0:?}{longest}", longest = longest(*.0))]
     Timeout(Duration),
     /// The hook did not respond in time through a proxy; check both.
     #[error("hook did not answer within {waited:?} through the proxy {proxy}")]
@@ -80,6 +81,11 @@ fn through(proxy: Option<&str>) -> String {
 
 fn excerpt(body: &str) -> String {
     if body.is_empty() { String::new() } else { format!(": {body:?}") }
+}
+
+/// Says that a longer timeout is not possible.
+fn longest(waited: Duration) -> &'static str {
+    if waited < LONGEST_TIMEOUT { "" } else { ", the longest timeout" }
 }
 
 impl HookError {

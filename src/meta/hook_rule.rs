@@ -15,7 +15,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest timeout of a hook. A hook that does not answer holds a call for that long, of which
 /// `--max-hook-calls` may allow few for all controllers.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Kind of a hook of a declared controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -16,6 +16,7 @@ mod revisions;
 mod rollout;
 
 use std::{
+    collections::BTreeSet,
     panic::{AssertUnwindSafe, resume_unwind},
     sync::Arc,
     time::Duration,
@@ -30,7 +31,7 @@ use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     adoption::AdoptionRule,
     apply::Apply,
-    children::{Child, ChildContext, DesiredChild, Parent, ServedChildType},
+    children::{Child, ChildContext, DesiredChild, Parent},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
@@ -45,7 +46,7 @@ use super::{
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
-    informer::Object,
+    informer::{Object, ObjectKey},
     kind::TypeRef,
     redaction,
 };
@@ -364,27 +365,35 @@ impl ParentReconciler {
         context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
     }
 
-    /// Refuses children of the parent's own type if the chain of owners is too long. Each such
-    /// child may be a parent with children of its own. Returns whether there are any.
+    /// Leaves out children of the parent's own type if the chain of owners is too long: each may be a
+    /// parent with children of its own. Observed ones stay as they are. Returns whether there are
+    /// any.
+    ///
+    /// # Errors
+    ///
+    /// [`SyncError::TooDeep`], after they are left out.
     fn check_owners(
         &self,
-        parent: &Parent,
         object: &Object,
-        groups: &[ServedChildType],
-        desired: &[DesiredChild],
+        rules: &ChildContext<'_>,
+        desired: &mut Vec<DesiredChild>,
+        held: &mut BTreeSet<(usize, ObjectKey)>,
         context: &Context,
     ) -> Result<bool, SyncError> {
-        let is_own =
-            |desired: &DesiredChild| owner_chain::is_same_type(&groups[desired.group], parent);
+        let &ChildContext { parent, groups, .. } = rules;
+        let is_own = |group: usize| owner_chain::is_same_type(&groups[group], parent);
         let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
         let Ok(store) = context.store(&own.type_ref) else { return Ok(true) };
-        if !desired.iter().any(is_own) {
+        if !desired.iter().any(|child| is_own(child.group)) {
             return Ok(false);
         }
         let limit = self.definition.max_owner_depth;
         if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
             return Ok(true);
         }
+        desired.retain(|child| !is_own(child.group));
+        let observed = rules.observed.iter().filter(|child| is_own(child.group));
+        held.extend(observed.map(|child| (child.group, child.key.clone())));
         Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
 }

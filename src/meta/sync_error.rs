@@ -15,6 +15,8 @@ use crate::{
 /// Number of failures in a row after which a conflict or a cache that lags behind is reported by a
 /// Normal Event.
 pub(crate) const CONFLICTS_BEFORE_EVENT: u32 = 5;
+/// Number of failures in a row after which a delay is reported by a Warning Event: about a minute.
+pub(crate) const DELAYS_BEFORE_WARNING: u32 = 13;
 
 /// Reason why a sync did not complete.
 #[derive(Debug)]
@@ -25,7 +27,8 @@ pub(crate) enum SyncError {
     Busy(HookKind, Duration),
     /// Another client wrote first, which is its success. Retried soon, never as an error.
     Conflict(String),
-    /// The cache lags behind, or a type is not listed. Retried soon, without a Warning Event.
+    /// The cache lags behind, or a type is not listed. Retried soon, with a Warning Event after a
+    /// while.
     Outdated(String),
     /// The hook is down: the failure is not known to be specific to this parent.
     HookDown(HookKind, Failure),

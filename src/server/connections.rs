@@ -39,23 +39,18 @@ const PAGE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Pause after a failed accept, as of a process that has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Connection whose task runs, unless it has just ended.
-struct OpenConnection {
-    task: AbortHandle,
-    deadline: Deadline,
-}
-
 /// Time at which a connection is closed. A request moves it.
 #[derive(Clone)]
 struct Deadline(Arc<Mutex<Instant>>);
 
 /// Serves the connections of a listener until the epoch stops, and then until each is closed.
 ///
-/// A connection more than [`MAX_CONNECTIONS`] closes the one with the earliest deadline, so that
-/// idle clients keep no probe waiting.
+/// A connection more than [`MAX_CONNECTIONS`] closes the oldest one, so that idle clients keep no
+/// probe waiting.
 pub(super) async fn serve(listener: TcpListener, pages: Router, epoch: Epoch) {
     let stop = epoch.token();
-    let (mut tasks, mut open) = (JoinSet::new(), Vec::<OpenConnection>::new());
+    // From the oldest to the newest.
+    let (mut tasks, mut open) = (JoinSet::new(), Vec::<AbortHandle>::new());
     loop {
         let accepted = select! {
             biased;
@@ -67,9 +62,7 @@ pub(super) async fn serve(listener: TcpListener, pages: Router, epoch: Epoch) {
         match accepted {
             Ok((stream, _)) => {
                 make_room(&mut open);
-                let deadline = Deadline::after(HEADER_TIMEOUT);
-                let connection = drive(stream, pages.clone(), deadline.clone(), epoch.clone());
-                open.push(OpenConnection { task: tasks.spawn(connection), deadline });
+                open.push(tasks.spawn(drive(stream, pages.clone(), epoch.clone())));
                 // Reads its request, before the next connection takes the place of one without.
                 yield_now().await;
             }
@@ -84,20 +77,17 @@ pub(super) async fn serve(listener: TcpListener, pages: Router, epoch: Epoch) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Closes the connection with the earliest deadline if there is no room for another one.
-fn make_room(open: &mut Vec<OpenConnection>) {
-    open.retain(|connection| !connection.task.is_finished());
-    if open.len() < MAX_CONNECTIONS {
-        return;
-    }
-    let indexes = 0..open.len();
-    if let Some(first) = indexes.min_by_key(|index| open[*index].deadline.get()) {
-        open.swap_remove(first).task.abort();
+/// Closes the oldest connection if there is no room for another one.
+fn make_room(open: &mut Vec<AbortHandle>) {
+    open.retain(|connection| !connection.is_finished());
+    if open.len() >= MAX_CONNECTIONS {
+        open.remove(0).abort();
     }
 }
 
 /// Serves one connection until it ends or its deadline has passed.
-async fn drive(stream: TcpStream, pages: Router, deadline: Deadline, epoch: Epoch) {
+async fn drive(stream: TcpStream, pages: Router, epoch: Epoch) {
+    let deadline = Deadline::after(HEADER_TIMEOUT);
     let (stop, requested) = (epoch.token(), deadline.clone());
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         requested.set(REQUEST_TIMEOUT);

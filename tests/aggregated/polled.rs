@@ -37,7 +37,7 @@ fn answer(request: &Value, group: &str) -> Value {
 
 #[tokio::test]
 async fn related_objects_without_watch_reach_the_hook_within_the_interval() {
-    // Its own: an APIService that is left after a failure stops the deletion of all namespaces.
+    // An APIService that is left after a failure stops the deletion of all namespaces.
     let plane = ControlPlane::start(ControlPlaneOptions {
         controller_manager: false,
         ..ControlPlaneOptions::default()

@@ -379,9 +379,9 @@ impl Objects {
         wait(&self.maps, "orphan", "it is adopted and deleted", |map| map.is_none()).await;
     }
 
-    /// Waits until the old revision is deleted. The other one, which loses its owner, is adopted
-    /// by the next sync.
-    async fn revision_is_pruned_and_adopted(&self) {
+    /// Waits until the old revision is deleted. The other one, which loses its owner and is edited,
+    /// is adopted and restored by the next sync.
+    async fn revision_is_pruned_adopted_and_restored(&self) {
         let resource = ApiResource::erase::<ControllerRevision>(&());
         let revisions: Api<DynamicObject> =
             Api::default_namespaced_with(self.client.clone(), &resource);
@@ -402,6 +402,14 @@ impl Objects {
         let is_owned =
             |it: Option<&DynamicObject>| it.is_some_and(|it| !it.owner_references().is_empty());
         wait(&revisions, &revision, "it is adopted", is_owned).await;
+        let size = |it: &DynamicObject| it.data["parentPatch"]["spec"]["size"].clone();
+        let before = size(&revisions.get(&revision).await.unwrap());
+        let edited = Patch::Merge(json!({"parentPatch": {"spec": {"size": 7}}}));
+        revisions.patch(&revision, &PatchParams::default(), &edited).await.unwrap();
+        let label = Patch::Merge(json!({"metadata": {"labels": {"again": "once-more"}}}));
+        self.apis[0].patch("one", &PatchParams::default(), &label).await.unwrap();
+        let is_restored = |it: Option<&DynamicObject>| it.is_some_and(|it| size(it) == before);
+        wait(&revisions, &revision, "it is restored", is_restored).await;
     }
 
     /// Causes a failure that repeats, which is one Event with a count.
@@ -462,7 +470,7 @@ async fn every_feature_runs_with_the_rights_that_the_readme_names_and_uses_each(
     let objects = Objects::create(&client).await;
     objects.orphan_is_adopted().await;
     objects.resize(2).await;
-    objects.revision_is_pruned_and_adopted().await;
+    objects.revision_is_pruned_adopted_and_restored().await;
     objects.failure_is_counted().await;
     // The standby takes over, with the same rights.
     leader.terminate().await;

@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-/// How a reconciler writes its child.
+/// Way in which a reconciler writes its child.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Write {
     Apply,

@@ -156,11 +156,14 @@ impl MetadataFields<'_> {
     }
 
     /// Returns the size of labels, owners and finalizers in a header.
-    pub(super) fn header_bytes(&self) -> usize {
+    pub(super) fn header_bytes<'o>(
+        &self,
+        owners: impl IntoIterator<Item = &'o OwnerFields<'o>>,
+    ) -> usize {
         let len = |text: Option<&Text<'_>>| text.map_or(0, |text| text.0.len());
         let labels = self.labels.iter().flat_map(|labels| &labels.0);
         let labels = labels.map(|(key, value)| key.0.len() + len(value.as_ref()));
-        let owners = self.owner_references.iter().flatten().map(|owner| {
+        let owners = owners.into_iter().map(|owner| {
             let OwnerFields { api_version, kind, name, uid, controller: _ } = owner;
             let texts: usize =
                 [api_version, kind, name, uid].map(|it| len(it.as_ref())).iter().sum();

@@ -397,8 +397,7 @@ fn object_whose_labels_owners_or_finalizers_are_too_long_is_an_error() {
     assert!(object(&format!(r#""ownerReferences":[{}]"#, many(owner, 1000))).is_ok());
     for field in [
         label(HEADER_MAX_BYTES),
-        format!(r#""ownerReferences":[{}]"#, many(owner, 2000)),
-        format!(r#""ownerReferences":[{}]"#, many("{}", 2000)),
+        format!(r#""ownerReferences":[{}]"#, many(r#"{"controller":true}"#, 2000)),
         format!(r#""finalizers":[{}]"#, many(r#""example.com/f""#, 2000)),
     ] {
         let error = object(&field).unwrap_err();
@@ -406,6 +405,21 @@ fn object_whose_labels_owners_or_finalizers_are_too_long_is_an_error() {
         assert_eq!(error.key, Some(ObjectKey::cluster("a")));
         assert!(error.reason.contains("of at most 65536"), "{}", error.reason);
     }
+}
+
+#[test]
+fn object_of_very_many_owners_keeps_the_controller_among_them() {
+    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
+    let controller = r#"{"apiVersion":"v1","kind":"Pod","name":"c","uid":"c","controller":true}"#;
+    let owners = [vec![owner; 1000], vec![controller], vec![owner; 1000]].concat().join(",");
+    let labels = r#""labels":{"app":"x"}"#;
+
+    let object = format!(r#"{{"metadata":{{"name":"a",{labels},"ownerReferences":[{owners}]}}}}"#);
+    let object = decode(&object).unwrap();
+
+    let [owner] = &object.header().owners[..] else { panic!("{object:?}") };
+    assert_eq!((&*owner.name, owner.controller), ("c", true));
+    assert_eq!(object.header().labels.get("app"), Some("x"));
 }
 
 #[test]

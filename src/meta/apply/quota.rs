@@ -19,13 +19,46 @@ pub(super) fn fits_in_place(error: &kube::Error, created: &[u8], observed: &[u8]
         return false;
     };
     let amounts = |name: &str| amounts_after(text, name);
-    let (Some(used), Some(limited)) = (amounts(" used: "), amounts(" limited: ")) else {
+    let (Some(requested), Some(used), Some(limited)) =
+        (amounts(" requested: "), amounts(" used: "), amounts(" limited: "))
+    else {
         return false;
     };
+    let decoded = |object| serde_json::from_slice::<Value>(object).ok();
+    let (Some(created), Some(observed)) = (decoded(created), decoded(observed)) else {
+        return false;
+    };
+    let held = requests(&observed);
+    // The refusal has what the server has added to the replacement, such as the defaults of a
+    // LimitRange.
     let holds = used.iter().all(|(resource, used)| {
-        limited.get(resource).is_some_and(|limit| !limit.is_nan() && used <= limit)
+        let (requested, limit) = (requested.get(resource), limited.get(resource));
+        let freed = held_of(&held, resource);
+        requested.zip(limit).is_some_and(|(requested, limit)| {
+            used - freed + requested <= *limit * (1.0 + f64::EPSILON * 8.0) && used <= limit
+        })
     });
-    holds && !used.is_empty() && requests_no_more(created, observed)
+    holds && !used.is_empty() && is_counted(&observed) && requests_no_more(&created, &observed)
+}
+
+/// Returns how much of a quota's resource an object holds, by its requests and limits.
+fn held_of(held: &BTreeMap<String, f64>, resource: &str) -> f64 {
+    let is_amount = |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage" | "storage");
+    let by_name = |name: &str| held.get(name).copied().unwrap_or_default();
+    match resource.rsplit_once(['.', '/']) {
+        _ if is_amount(resource) => by_name(&format!("requests.{resource}")),
+        Some(_) if resource.starts_with("requests.") || resource.starts_with("limits.") => {
+            by_name(resource)
+        }
+        // A number of objects: `pods`, `count/deployments.apps`, `services.nodeports`.
+        Some(_) | None => 1.0,
+    }
+}
+
+/// Returns whether quotas count an object: they leave out pods that have ended.
+fn is_counted(observed: &Value) -> bool {
+    let phase = observed.pointer("/status/phase").and_then(Value::as_str);
+    !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Returns the amounts by resource that follow a name in the text of a refusal.
@@ -41,12 +74,8 @@ fn amounts_after(text: &str, name: &str) -> Option<BTreeMap<String, f64>> {
 
 /// Returns whether an object has the type of another one, and requests no more of any resource. The
 /// type of a Service decides on its node ports and load balancers.
-fn requests_no_more(created: &[u8], observed: &[u8]) -> bool {
-    let decoded = |object| serde_json::from_slice::<Value>(object).ok();
-    let (Some(created), Some(observed)) = (decoded(created), decoded(observed)) else {
-        return false;
-    };
-    let (wanted, held) = (requests(&created), requests(&observed));
+fn requests_no_more(created: &Value, observed: &Value) -> bool {
+    let (wanted, held) = (requests(created), requests(observed));
     let is_held =
         |(resource, wanted): (&String, &f64)| held.get(resource).is_some_and(|held| wanted <= held);
     // Fields that decide which quotas count an object, and in which of their resources.
@@ -59,7 +88,7 @@ fn requests_no_more(created: &[u8], observed: &[u8]) -> bool {
     let is_same = |field: &&str| created.pointer(field) == observed.pointer(field);
     let ports = |object: &Value| object.pointer("/spec/ports")?.as_array().map(Vec::len);
     COUNTED_BY.iter().all(is_same)
-        && ports(&created) == ports(&observed)
+        && ports(created) == ports(observed)
         && wanted.iter().all(is_held)
 }
 
@@ -172,7 +201,26 @@ mod tests {
         let two = "pods \"a\" is forbidden: exceeded quota: q, requested: \
                    cpu=1,requests.memory=1Gi, used: cpu=1500m,requests.memory=1Gi, limited: \
                    cpu=2,requests.memory=1Gi";
-        check(two, pod("1"), pod("1"), true);
+        check(two, pod("1"), pod("1"), false);
+        let held = json!({"spec": {"containers": [{"resources": {"requests": {
+            "cpu": "1", "memory": "1Gi",
+        }}}]}});
+        check(two, pod("1"), held.clone(), true);
+        check(two, held.clone(), held, true);
+    }
+
+    #[test]
+    fn replacement_with_raised_defaults_or_of_an_ended_pod_does_not_fit() {
+        let defaults = "exceeded quota: q, requested: cpu=3, used: cpu=3, limited: cpu=4";
+        let bare = json!({"spec": {"containers": [{}]}});
+        check(defaults, bare, pod("1"), false);
+        check(defaults, pod("3"), pod("3"), true);
+        let full = "exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5";
+        for phase in ["Succeeded", "Failed", "Running"] {
+            let mut old = pod("1");
+            old["status"] = json!({"phase": phase});
+            check(full, pod("1"), old, phase == "Running");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    Child, ChildContext, DesiredChild,
+    ChildContext, DesiredChild,
     named_child::{MAX_TYPE_BYTES, NamedChild, shown},
 };
 use crate::{
@@ -84,7 +84,10 @@ impl ChildContext<'_> {
     ) -> Result<CheckedChildren, String> {
         let list = self.ownership.list();
         let mut checked = CheckedChildren::default();
-        let mut unusable = HashSet::default();
+        // Names of the unusable children, with their indexes.
+        let mut unusable = Vec::<(usize, HashSet<NamedChild>)>::new();
+        // Indexes of the usable children in the response.
+        let mut indexes = Vec::new();
         // Places among the usable children.
         let mut places = HashMap::<(usize, ObjectKey), usize, RandomState>::default();
         for (index, json) in children.into_iter().enumerate() {
@@ -100,8 +103,8 @@ impl ChildContext<'_> {
                     }
                     checked.unusable.push(error);
                     let named = named.unwrap_or_default();
-                    unusable.insert(named.clone().without_namespace());
-                    unusable.insert(named);
+                    let names = [named.clone().without_namespace(), named];
+                    unusable.push((index, names.into_iter().collect()));
                     continue;
                 }
             };
@@ -109,6 +112,7 @@ impl ChildContext<'_> {
                 Entry::Vacant(free) => {
                     free.insert(checked.desired.len());
                     checked.desired.push(child);
+                    indexes.push(index);
                     continue;
                 }
                 Entry::Occupied(taken) => *taken.get(),
@@ -128,9 +132,25 @@ impl ChildContext<'_> {
                 ));
             }
             *first = child;
+            indexes[place] = index;
         }
         if !unusable.is_empty() {
-            let observed = self.observed.iter().filter(|child| self.is_named(child, &unusable));
+            // The last of several counts, also one that cannot be used.
+            let mut indexes = indexes.into_iter();
+            checked.desired.retain(|child| {
+                let index = indexes.next().unwrap_or_default();
+                let names = unusable.iter().filter(|(later, _)| *later > index);
+                let is_superseded = names
+                    .filter(|(_, names)| names.iter().all(NamedChild::is_full))
+                    .any(|(_, names)| self.is_named(child.group, &child.key, names));
+                if is_superseded {
+                    places.remove(&(child.group, child.key.clone()));
+                }
+                !is_superseded
+            });
+            let names = unusable.into_iter().flat_map(|(_, names)| names).collect();
+            let observed = self.observed.iter();
+            let observed = observed.filter(|it| self.is_named(it.group, &it.key, &names));
             checked.held = observed.map(|child| (child.group, child.key.clone())).collect();
             checked.held.retain(|child| !places.contains_key(child));
         }
@@ -140,10 +160,10 @@ impl ChildContext<'_> {
     /// Returns whether one of these names may be that of an observed child. A name, kind or namespace
     /// that a child of the response leaves open is any, and any namespace is that of a cluster-scoped
     /// child.
-    fn is_named(&self, child: &Child, names: &HashSet<NamedChild>) -> bool {
-        let kind = Some(self.groups[child.group].served.kind.to_string());
-        let namespace = Some(child.key.namespace.as_deref().unwrap_or_default().to_owned());
-        for name in [&*child.key.name, ""] {
+    fn is_named(&self, group: usize, key: &ObjectKey, names: &HashSet<NamedChild>) -> bool {
+        let kind = Some(self.groups[group].served.kind.to_string());
+        let namespace = Some(key.namespace.as_deref().unwrap_or_default().to_owned());
+        for name in [&*key.name, ""] {
             for kind in [&kind, &None] {
                 for namespace in [&namespace, &None] {
                     let (kind, namespace) = (kind.clone(), namespace.clone());

@@ -36,6 +36,11 @@ impl NamedChild {
         Self { namespace: Some(String::new()), ..self }
     }
 
+    /// Returns whether kind and name are stated.
+    pub(super) fn is_full(&self) -> bool {
+        !self.name.is_empty() && self.kind.is_some()
+    }
+
     /// Reads the text of a child, of which other parts may be too deep or too long to be decoded.
     /// `None` if the text is no object.
     pub(super) fn of(json: &[u8]) -> Option<Self> {

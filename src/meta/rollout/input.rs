@@ -115,10 +115,13 @@ impl RevisionInput {
             return Ok(listed);
         }
         let message = "ControllerRevisions are not listed".to_owned();
-        Err(SyncError::Outdated(match handle.state() {
-            InputState::Pending(why) => format!("{message}: {why}"),
-            InputState::Started | InputState::Ended => message,
-        }))
+        Err(match (handle.state(), context.input_error(REVISIONS)) {
+            (InputState::Pending(_), Some(error)) => {
+                SyncError::Failed(format!("{message}: {error}"))
+            }
+            (InputState::Pending(why), None) => SyncError::Outdated(format!("{message}: {why}")),
+            (InputState::Started | InputState::Ended, _) => SyncError::Outdated(message),
+        })
     }
 
     /// Removes the interests of a parent that is gone, or that the controller no longer selects.

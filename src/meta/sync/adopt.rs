@@ -22,6 +22,9 @@ use crate::{
     redaction,
 };
 
+/// Number of orphans that one sync reads for adoption; the next sync reads more.
+const MAX_ADOPTIONS: usize = 1000;
+
 impl ParentReconciler {
     /// Returns the candidates that are children, after adopting and releasing. These writes overlap,
     /// and hold no worker slot.
@@ -50,10 +53,14 @@ impl ParentReconciler {
                 claim @ (Claim::Owned | Claim::Release | Claim::Ignore) => claim,
             }
         };
+        let mut adoptions = 0;
         let decided: Vec<_> = candidates
             .into_iter()
             .map(|(group, object)| (decide(group, &object), group, object))
-            .filter(|(claim, ..)| *claim != Claim::Ignore)
+            .filter(|(claim, ..)| {
+                adoptions += usize::from(*claim == Claim::Adopt);
+                *claim != Claim::Ignore && (*claim != Claim::Adopt || adoptions <= MAX_ADOPTIONS)
+            })
             .collect();
         if decided.iter().all(|(claim, ..)| *claim == Claim::Owned) {
             return Ok(decided

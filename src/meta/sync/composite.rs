@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     ParentReconciler, SyncError,
     hook_call::{CheckedResponse, with_unusable},
+    owner_chain,
     rollout::PlannedRollout,
 };
 use crate::{
@@ -28,8 +29,16 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
-        let CheckedResponse { hook, desired, unusable, held, status, record, finalized, .. } =
-            response;
+        let CheckedResponse {
+            hook,
+            mut desired,
+            unusable,
+            mut held,
+            status,
+            record,
+            finalized,
+            ..
+        } = response;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
             match self.remove_finalizer(parent, object.header(), context).await? {
@@ -42,8 +51,10 @@ impl ParentReconciler {
         }
         let manages = self.finalizer.manages_children(object.header());
         let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
-        let has_own =
-            manages && self.check_owners(parent, &object, rules.groups, &desired, context)?;
+        let owners = match manages {
+            true => self.check_owners(&object, rules, &mut desired, &mut held, context),
+            false => Ok(false),
+        };
         let rechecked = match &rollout {
             Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
             Some(_) | None => Ok(None),
@@ -62,6 +73,7 @@ impl ParentReconciler {
             }
             Err(_) => return rechecked,
         };
+        let (managed, has_own) = owner_chain::with_depth(managed, owners);
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
         if is_freed
             && let Some(freed) = self.remove_finalizer(parent, object.header(), context).await?

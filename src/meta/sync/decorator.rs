@@ -7,6 +7,7 @@ use serde_json::{Map, Value, value::RawValue};
 use super::{
     ParentReconciler, SyncError,
     hook_call::{CheckedResponse, with_unusable},
+    owner_chain,
 };
 use crate::{
     controller::Context,
@@ -92,9 +93,9 @@ impl ParentReconciler {
         let parent = rules.parent;
         let CheckedResponse {
             hook,
-            desired,
+            mut desired,
             unusable,
-            held,
+            mut held,
             status,
             labels,
             annotations,
@@ -134,8 +135,10 @@ impl ParentReconciler {
             | Err(_) => {}
         }
         // After the write of the object, which may free it.
-        let has_own =
-            manages && self.check_owners(parent, object, rules.groups, &desired, context)?;
+        let owners = match manages {
+            true => self.check_owners(object, rules, &mut desired, &mut held, context),
+            false => Ok(false),
+        };
         let managed = if manages {
             let observed = &rules.observed_without(&held);
             let rules = &ChildContext { observed, ..*rules };
@@ -143,6 +146,7 @@ impl ParentReconciler {
         } else {
             Ok(NOTHING)
         };
+        let (managed, has_own) = owner_chain::with_depth(managed, owners);
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, and the contested objects are those of an earlier

@@ -8,7 +8,9 @@ use crate::{
     informer::{Object, ObjectKey},
     meta::{
         ControllerKind, MAX_OWNER_DEPTH,
+        apply::ApplyResult,
         children::{Parent, ServedChildType},
+        sync_error::SyncError,
     },
 };
 
@@ -51,6 +53,18 @@ pub(super) fn explain(parent: &Parent, controller: ControllerKind, limit: usize)
          that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
          {controller}"
     )
+}
+
+/// Returns the result of the writes of children, with a chain of owners that is too long as its
+/// error, and whether there are children of the parent's own type.
+pub(super) fn with_depth(
+    managed: Result<ApplyResult, SyncError>,
+    owners: Result<bool, SyncError>,
+) -> (Result<ApplyResult, SyncError>, bool) {
+    match (managed, owners) {
+        (Ok(_), Err(too_deep)) => (Err(too_deep), true),
+        (managed, owners) => (managed, owners.unwrap_or(true)),
+    }
 }
 
 #[cfg(test)]

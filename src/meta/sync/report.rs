@@ -16,7 +16,7 @@ use crate::{
         parent_writes::{ContestedObject, Note, OtherOwner},
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
-        sync_error::CONFLICTS_BEFORE_EVENT,
+        sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},
         write_limit::FlappingObject,
     },
 };
@@ -45,11 +45,13 @@ impl ParentReconciler {
             }
             // Another client's success: it is no error however long it lasts.
             SyncError::Conflict(message) => {
-                self.report_delay(&message, parent, context);
+                self.report_delay(&message, Severity::Normal, parent, context);
                 return Err(conflict(&message));
             }
             SyncError::Outdated(message) => {
-                let is_reported = self.report_delay(&message, parent, context);
+                let is_late = context.attempt() >= DELAYS_BEFORE_WARNING;
+                let severity = if is_late { Severity::Warning } else { Severity::Normal };
+                let is_reported = self.report_delay(&message, severity, parent, context);
                 return Err(match is_reported {
                     true => ReconcileError::Retry(message.into()),
                     false => conflict(&message),
@@ -88,12 +90,17 @@ impl ParentReconciler {
 
     /// Reports a sync that is delayed without a failure, once that has lasted for some attempts.
     /// Returns whether it is reported.
-    fn report_delay(&self, message: &str, parent: &Parent, context: &Context) -> bool {
+    fn report_delay(
+        &self,
+        message: &str,
+        severity: Severity,
+        parent: &Parent,
+        context: &Context,
+    ) -> bool {
         let is_reported = context.attempt() >= CONFLICTS_BEFORE_EVENT;
         if is_reported {
             let text = format!("Sync delayed: {message}");
-            let subject = subject(parent);
-            self.recorder.publish(context, &subject, Severity::Normal, "SyncDelayed", &text);
+            self.recorder.publish(context, &subject(parent), severity, "SyncDelayed", &text);
         }
         is_reported
     }

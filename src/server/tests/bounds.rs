@@ -118,3 +118,18 @@ async fn reader_that_reads_nothing_is_closed_at_the_deadline_of_its_request() {
 
     assert!(text.len() < PAGE_BYTES, "{}", text.len());
 }
+
+#[test]
+fn texts_of_scrapes_that_are_not_read_are_shared() {
+    let source = MetricsSource::from(Registry::default());
+    let texts = SentTexts::default();
+    let next = || texts.next(&source).unwrap();
+
+    let mut unread: Vec<_> = (0..MAX_TEXTS).map(|_| next()).collect();
+    let newest = unread.last().unwrap();
+    assert!(unread[..MAX_TEXTS - 1].iter().all(|text| !Arc::ptr_eq(text, newest)));
+    assert!(Arc::ptr_eq(&next(), newest));
+
+    drop(unread.remove(0));
+    assert!(unread.iter().all(|text| !Arc::ptr_eq(text, &next())), "a text was read");
+}

@@ -438,7 +438,7 @@ async fn related_type_that_stays_unread_is_warned_of_by_its_rule() {
     harness.running("a", 1).await;
     let hung = |verb| faults.add(Rule::new(Action::Hang).verb(verb).resource("", "configmaps"));
     let hung = [hung(Verb::List), hung(Verb::Watch)];
-    // Its server is down, so that its types are unknown.
+    // The server of these types is down, so that they are unknown.
     let service = json!({
         "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
         "metadata": {"name": "v1.metrics.test"},

@@ -373,7 +373,9 @@ async fn hook_finalizes_nothing_while_an_optional_child_type_is_not_listed() {
     sleep(Duration::from_secs(60)).await;
     assert_eq!(hooks(&calls), [HookKind::Sync], "its children are unknown");
     assert_eq!(finalizers(&harness), json!([OURS]));
-    assert_eq!(events(&harness, "SyncDelayed"), ["p"]);
+    let mut delayed = events(&harness, "SyncDelayed");
+    delayed.dedup();
+    assert_eq!(delayed, ["p"]);
     harness.server.set_rbac([]);
     sleep(Duration::from_secs(300)).await;
 

@@ -60,6 +60,29 @@ async fn last_of_repeated_children_counts_unless_the_process_is_strict() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn repeated_child_whose_last_form_is_unusable_stays_as_it_is() {
+    let respond = |_, request: &Value| {
+        let size = &request["parent"]["spec"]["change"];
+        let children = match size.as_u64() {
+            Some(1) => json!([child("1")]),
+            _ => json!([child("2"), wrong(|it| it["metadata"]["labels"] = json!({"a": 1}))]),
+        };
+        json!({"children": children})
+    };
+    let (harness, _) = harness(respond).await;
+    harness.declare("a", spec());
+    harness.server.apply(thing(1)).unwrap();
+    pass().await;
+    assert_eq!(value(&harness), Some(json!("1")));
+
+    harness.server.apply(thing(2)).unwrap();
+    pass().await;
+
+    assert_eq!(value(&harness), Some(json!("1")), "an earlier form does not count");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn repeated_child_that_differs_is_reported_once() {
     let twice = |_, request: &Value| {
         let size = request["parent"]["spec"]["change"].to_string();
