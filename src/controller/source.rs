@@ -1,10 +1,7 @@
 //! Sources: they yield a controller's events, each with a condition of its own.
 
-pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
-mod consumers;
 pub(in crate::controller) mod event;
-pub(in crate::controller) mod event_broadcast;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;

@@ -34,8 +34,8 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// The requests of a channel are for one controller. If clones of its source are inputs of two running
 /// controllers, one of these fails, and is started again after a back-off, also once the channel is
-/// closed.
-/// [`Broadcast`](super::super::Broadcast) has several consumers.
+/// closed. For several controllers, share a channel of `tokio::sync::broadcast` by function sources, as
+/// in `docs/library.md`.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
@@ -137,8 +137,8 @@ pub(super) async fn run_alone<T>(
 ) -> SourceEnd {
     let run = async {
         let Ok(mut items) = timeout(RELEASE_TIMEOUT, items.lock()).await else {
-            let why = "another controller or input receives its items; give each a source of its \
-                       own, from Broadcast or EventBroadcast";
+            let why = "another controller or input receives its items; give each a channel of \
+                       its own";
             return SourceEnd::Failed(why.to_owned());
         };
         work(&mut items).await;

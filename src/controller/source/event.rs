@@ -20,8 +20,7 @@ use crate::{
 /// [`Predicate::generic`](super::super::Predicate::generic), or as about a created one. A handler of
 /// changes alone is an error of the build. The requests are kept like those of a
 /// [`ChannelSource`](super::super::ChannelSource), and senders wait in the same way. A program that
-/// knows the request sends it through that source instead. For several controllers use an
-/// [`EventBroadcast`](super::super::EventBroadcast).
+/// knows the request sends it through that source instead.
 ///
 /// Semantics: `source.Channel` of controller-runtime (`pkg/source`) with `event.GenericEvent`,
 /// except that it can be started again.

@@ -1,7 +1,5 @@
 //! Generic events: objects that a program sends to the handlers of a controller.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
@@ -183,55 +181,12 @@ async fn typed_handler_and_predicate_decide_about_a_generic_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn broadcast_of_events_reaches_the_handler_of_each_controller() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let events = EventBroadcast::new();
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), Handler::Object)).await;
-    let log = Log::default();
-    let reconciler = LoggingReconciler { log: Arc::clone(&log) };
-    let by_mark =
-        Handler::map(|it| vec![Request::cluster(it.header().labels.get("mark").unwrap())]);
-    let second = Controller::builder("second").for_type(parts()).conditional();
-    let second = second.watches_source(events.source(), by_mark);
-    let second = second.predicate(Predicate::new(|_| true).generic(|it| &*it.key().name != "c"));
-    let second = second.build(&harness.cluster, reconciler).unwrap();
-    second.add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
-
-    for (name, mark) in [("a", "early"), ("a", "late"), ("b", "b"), ("c", "c")] {
-        events.send(&sent(&harness, name, mark).await);
-    }
-    assert_eq!(harness.log().await, ["ns/a gone", "ns/a gone", "ns/b gone", "ns/c gone"]);
-    assert!(log.lock().unwrap().is_empty(), "its type is missing");
-
-    harness.install("Part");
-    run_until_idle().await;
-    sleep(Duration::from_secs(10)).await;
-    assert_eq!(*log.lock().unwrap(), ["late missing", "b missing"], "the last version of each");
-
-    harness.server.uninstall("widgets");
-    harness.state(ControllerState::Waiting).await;
-    let mut map = ConfigMap::default();
-    (map.metadata.name, map.metadata.namespace) = (Some("d".into()), Some("ns".into()));
-    events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
-    harness.install("Widget");
-    harness.state(ControllerState::Running).await;
-    assert_eq!(harness.log().await, ["ns/d gone"], "sent between two epochs");
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn source_that_two_controllers_share_fails_the_second_one() {
     let (_sender, channel) = ChannelSource::new(1);
     let (_events, event) = EventSource::new(1);
-    let (broadcast, events) = (Broadcast::new().source(), EventBroadcast::new().source());
-    let shared: [Box<dyn Fn(Builder) -> Builder>; 4] = [
+    let shared: [Box<dyn Fn(Builder) -> Builder>; 2] = [
         Box::new(move |builder| builder.source(channel.clone())),
         Box::new(move |builder| builder.watches_source(event.clone(), Handler::Object)),
-        Box::new(move |builder| builder.source(broadcast.clone())),
-        Box::new(move |builder| builder.watches_source(events.clone(), Handler::Object)),
     ];
     for with_source in shared {
         let harness = Harness::new();
@@ -255,59 +210,4 @@ async fn source_that_two_controllers_share_fails_the_second_one() {
         drop(harness.manager.watch().wait_for(runs).await.unwrap());
         harness.shutdown().await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn broadcast_that_a_handler_feeds_without_a_pause_ends_with_its_epoch() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let object = sent(&harness, "a", "a").await;
-    let events = EventBroadcast::new();
-    let again = events.clone();
-    let handler = Handler::Object.generic(move |object, _| again.send(object));
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), handler)).await;
-    harness.state(ControllerState::Running).await;
-    events.send(&object);
-    for _ in 0..1000 {
-        tokio::task::yield_now().await;
-    }
-
-    harness.manager.remove(NAME).await;
-
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn objects_that_were_kept_for_long_are_mapped_beside_other_work() {
-    const OBJECTS: usize = 2000;
-    let harness = Harness::new();
-    let events = EventBroadcast::new();
-    let turns = Arc::new(AtomicUsize::new(0));
-    let (counted, (mapped, mut seen)) =
-        (Arc::clone(&turns), tokio::sync::mpsc::unbounded_channel());
-    let handler = Handler::Object.generic(move |_, _| {
-        mapped.send(counted.load(Ordering::SeqCst)).unwrap();
-    });
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), handler)).await;
-    harness.state(ControllerState::Waiting).await;
-    for number in 0..OBJECTS {
-        let mut map = ConfigMap::default();
-        map.metadata.name = Some(number.to_string());
-        map.metadata.namespace = Some("ns".to_owned());
-        events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
-    }
-
-    harness.install("Widget");
-    let mut at = Vec::new();
-    while at.len() < OBJECTS {
-        at.extend(seen.try_recv());
-        turns.fetch_add(1, Ordering::SeqCst);
-        tokio::task::yield_now().await;
-    }
-
-    let between = at[OBJECTS - 1] - at[0];
-    assert!(between > 5, "{between} turns of another task while all were mapped");
-    harness.shutdown().await;
 }
