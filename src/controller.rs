@@ -103,10 +103,8 @@ pub(crate) use run::failure_report::FailureReport;
 pub(crate) use run::outcome::is_forbidden;
 #[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, PostponedError};
-pub use source::broadcast::{Broadcast, BroadcastSource};
 pub use source::channel::ChannelSource;
 pub use source::event::EventSource;
-pub use source::event_broadcast::{EventBroadcast, EventBroadcastSource};
 pub use source::function::FunctionSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};
 pub use watch_error::WatchErrorHandler;

@@ -273,12 +273,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.failures(key)
     }
 
-    /// Returns whether a key is ready or delayed.
-    pub(super) fn contains(&self, key: &K) -> bool {
-        let key = self.shared.hashed(key);
-        self.shared.lock().core.contains(key)
-    }
-
     /// Returns the number of ready keys, without the delayed ones.
     pub fn len(&self) -> usize {
         self.shared.lock().core.len()

@@ -1,7 +1,6 @@
 //! Run of a controller for one epoch: starts the sources, then the workers, and stops all in order.
 
 pub(in crate::controller) mod carried_over;
-pub(in crate::controller) mod delivery;
 pub(in crate::controller) mod failure_report;
 mod failure_streak;
 pub(in crate::controller) mod input;
@@ -36,7 +35,6 @@ use super::{
     foreign_cluster::ForeignCluster,
     queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
-    run::delivery::{Deliveries, Receipt},
     run::failure_report::FailureReport,
     run::input::{Input, InputEnd, InputRun},
     run::input_status::{InputMode, InputStatuses},
@@ -87,7 +85,6 @@ struct EpochRun {
     // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
     failures: FailureReport,
-    deliveries: Arc<Deliveries>,
 }
 
 /// Running reconcile.
@@ -95,7 +92,6 @@ struct ActiveReconcile {
     item: Item<Request>,
     since: Instant,
     span: Span,
-    receipt: Receipt,
 }
 
 /// Claim on the only run of a controller, returned by its drop.
@@ -192,7 +188,6 @@ impl EpochRun {
             context,
             throttled: RetryGate::default(),
             failures,
-            deliveries: Arc::default(),
         };
         run.start_sources();
         run
@@ -223,7 +218,6 @@ impl EpochRun {
             release,
             statuses: Arc::clone(&self.statuses),
             series: Arc::clone(&self.spec.series),
-            deliveries: Arc::clone(&self.deliveries),
         };
         let span = info_span!(
             "source",
@@ -348,9 +342,6 @@ impl EpochRun {
     /// Starts the reconcile of a request in a slot. A request that is throttled, or whose caches are
     /// behind, returns to the queue.
     fn spawn(&mut self, item: Item<Request>, shared: Option<OwnedSemaphorePermit>) {
-        // A throttled request waits for a time of its own, and so takes no capacity of a channel that
-        // has delivered it again.
-        let receipt = self.deliveries.receipt(&item.key);
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
             let priority = item.priority;
@@ -425,7 +416,7 @@ impl EpochRun {
         });
         let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
-        self.active.insert(id, ActiveReconcile { item, since: Instant::now(), span, receipt });
+        self.active.insert(id, ActiveReconcile { item, since: Instant::now(), span });
     }
 
     /// Settles the request of a reconcile that has ended.
@@ -438,7 +429,7 @@ impl EpochRun {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(ActiveReconcile { item, since, span, receipt }) = self.active.remove(&id) else {
+        let Some(ActiveReconcile { item, since, span }) = self.active.remove(&id) else {
             return Ok(());
         };
         let _entered = span.enter();
@@ -462,9 +453,6 @@ impl EpochRun {
         if let Some(result) = next.result() {
             series.reconciled(result);
             series.time.observe(since.elapsed().as_secs_f64());
-        }
-        if next.is_final() {
-            receipt.confirm(&item.key);
         }
         self.requeue_or_forget(item, next);
         fatal

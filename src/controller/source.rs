@@ -1,10 +1,7 @@
 //! Sources: they yield a controller's events, each with a condition of its own.
 
-pub(in crate::controller) mod broadcast;
 pub(in crate::controller) mod channel;
-mod consumers;
 pub(in crate::controller) mod event;
-pub(in crate::controller) mod event_broadcast;
 pub(in crate::controller) mod function;
 pub(in crate::controller) mod kind;
 pub(in crate::controller) mod mapping;
@@ -20,7 +17,6 @@ use super::{
     Request,
     metrics::Series,
     queue::{Add, Queue},
-    run::delivery::{Deliveries, UnfinishedRequests},
     run::input_status::InputStatuses,
 };
 use crate::manager::{BoxError, Epoch, Readiness};
@@ -51,11 +47,8 @@ pub struct SourceContext {
     pub(super) statuses: Arc<InputStatuses>,
     pub(super) input: usize,
     pub(super) series: Arc<Series>,
-    pub(super) deliveries: Arc<Deliveries>,
     // `None` for a built-in source.
     pub(super) handlers: Option<Arc<SourceHandlers>>,
-    // Keeps the mapped requests until a reconcile has finished them.
-    pub(super) keeps: Option<Arc<UnfinishedRequests>>,
 }
 
 impl std::fmt::Debug for SourceContext {
@@ -100,23 +93,6 @@ impl SourceContext {
     /// continues.
     pub fn lost(&self) -> bool {
         self.stop.is_cancelled() && !self.feed.is_cancelled()
-    }
-
-    /// Adds a request that the source keeps. One that an earlier run has added already is added only
-    /// if it is not in the queue: a carried-over request keeps its due time. Returns whether the
-    /// request was added.
-    pub(super) fn enqueue_kept(
-        &self,
-        kept: &UnfinishedRequests,
-        (number, request): (u64, Request),
-    ) -> bool {
-        let is_queued = kept.was_queued(&request, number) && self.queue.contains(&request);
-        if self.stop.is_cancelled() || is_queued {
-            return false;
-        }
-        self.queue.add(request.clone());
-        kept.set_queued(&request, number);
-        true
     }
 
     fn enqueue_with(&self, request: Request, add: Add) {

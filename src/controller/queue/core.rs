@@ -298,12 +298,6 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.slots.find(key).map_or(0, |slot| self.slots.get(slot).failures)
     }
 
-    /// Returns whether a key is ready or delayed.
-    pub(super) fn contains(&self, key: Hashed<&K>) -> bool {
-        let slot = self.slots.find(key);
-        slot.is_some_and(|slot| self.slots.get(slot).place != SlotPlace::Idle)
-    }
-
     /// Returns the number of ready keys, including those in processing that were added again.
     pub(super) fn len(&self) -> usize {
         self.ready_keys

@@ -14,7 +14,6 @@ use crate::{
         ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
         metrics::Series,
         queue::Queue,
-        run::delivery::Deliveries,
         run::human,
         run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
         source::{
@@ -86,7 +85,6 @@ pub(in crate::controller) struct InputRun {
     pub(in crate::controller) release: CancellationToken,
     pub(in crate::controller) statuses: Arc<InputStatuses>,
     pub(in crate::controller) series: Arc<Series>,
-    pub(in crate::controller) deliveries: Arc<Deliveries>,
 }
 
 impl Input {
@@ -357,9 +355,7 @@ impl InputRun {
             statuses: Arc::clone(&self.statuses),
             input: self.number,
             series: Arc::clone(&self.series),
-            deliveries: Arc::clone(&self.deliveries),
             handlers: self.input.handlers(),
-            keeps: None,
         }
     }
 

@@ -130,22 +130,6 @@ impl Attempt {
 }
 
 impl NextReconcile {
-    /// Returns whether the request waits for the next change.
-    pub(in crate::controller) fn is_final(&self) -> bool {
-        match self {
-            Self::Done | Self::Gone | Self::GiveUp(_) => true,
-            Self::After(_)
-            | Self::Again
-            | Self::With(_)
-            | Self::Postponed(_)
-            | Self::Retry(_)
-            | Self::RetryAfter(..)
-            | Self::Throttled(..)
-            | Self::Wait(_)
-            | Self::Interrupted => false,
-        }
-    }
-
     /// Returns the result under which the reconcile is counted; `None` if it is not counted.
     pub(in crate::controller) fn result(&self) -> Option<ReconcileResult> {
         match self {

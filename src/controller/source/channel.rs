@@ -9,33 +9,27 @@ use tokio::{
     time::timeout,
 };
 
-use crate::controller::{
-    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-    run::delivery::UnfinishedRequests,
-};
+use crate::controller::{ConditionalSource, Request, SourceContext, SourceEnd, SourceStart};
 use crate::manager::{Readiness, always};
 
-/// Time for a stopping epoch, or an input that is being replaced, to release the items of its source.
+/// Time for a stopping epoch, or an input that is being replaced, to release its channel.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Source of requests from a channel, for events from outside of Kubernetes.
 ///
-/// Each request is delivered at least once, merged by its key. The source keeps a request from its
-/// receipt until its reconcile returns [`Outcome::Done`](crate::controller::Outcome::Done) or
-/// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal). The next epoch of a
-/// controller with this source begins with the kept requests, however the last epoch ended. They
-/// include requests in back-off, requests to be requeued after a time, and those whose reconcile
-/// was dropped.
+/// Each epoch of a controller with this source adds the requests that arrive to its queue. A request
+/// that is sent while no epoch runs waits in the channel for the next one, and senders wait while the
+/// channel is full. Closing the channel does not end the run, and requests sent before are added.
 ///
-/// Senders wait while the channel is full: the source receives no more while as many requests wait
-/// for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
-/// not end the run, and requests sent before are delivered. Kept requests are bounded by their
-/// distinct keys, and are dropped with the last clone of this source.
+/// A request that an epoch has received and not finished may be lost with the epoch, as any other
+/// request in its queue. A program that must not lose an event sends it again, or adds the requests
+/// that are due at the start of each epoch, as by a
+/// [`FunctionSource`](super::super::FunctionSource).
 ///
 /// The requests of a channel are for one controller. If clones of its source are inputs of two running
 /// controllers, one of these fails, and is started again after a back-off, also once the channel is
-/// closed.
-/// [`Broadcast`](super::super::Broadcast) has several consumers.
+/// closed. For several controllers, share a channel of `tokio::sync::broadcast` by function sources, as
+/// in `docs/library.md`.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
@@ -63,18 +57,11 @@ pub struct ChannelSource {
     channel: Channel<Request>,
 }
 
-/// Receiver of a channel, and the requests of its items that no reconcile has finished.
-#[derive(Debug)]
+/// Receiver of a channel, for one epoch after another.
+#[derive(Clone, Debug)]
 pub(super) struct Channel<T> {
     // Locked by the running epoch.
     items: Arc<Mutex<mpsc::Receiver<T>>>,
-    pub(super) taken: Arc<UnfinishedRequests>,
-}
-
-impl<T> Clone for Channel<T> {
-    fn clone(&self) -> Self {
-        Self { items: Arc::clone(&self.items), taken: Arc::clone(&self.taken) }
-    }
 }
 
 impl ChannelSource {
@@ -86,69 +73,44 @@ impl ChannelSource {
     }
 }
 
-impl<T: Send> Channel<T> {
+impl<T: Send + 'static> Channel<T> {
     /// Returns the sender of a channel of `capacity` items (at least 1), and its receiver.
     pub(super) fn new(capacity: usize) -> (mpsc::Sender<T>, Self) {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
-        (sender, Self { items: Arc::new(Mutex::new(receiver)), taken: Arc::default() })
+        (sender, Self { items: Arc::new(Mutex::new(receiver)) })
     }
 
-    /// Enqueues the kept requests, and delivers the items that arrive until the channel is closed.
-    /// Ends when the source is to stop.
-    pub(super) async fn run(self, context: &SourceContext, deliver: impl Fn(T)) -> SourceEnd {
-        let pump = async |items: &mut mpsc::Receiver<T>| self.pump(items, context, deliver).await;
-        run_alone(&self.items, context, pump).await
-    }
-
-    async fn pump(
+    /// Starts a source that delivers the items that arrive. Fails if another run holds the channel for
+    /// 5 s: each item would reach only one of both.
+    pub(super) fn start(
         &self,
-        items: &mut mpsc::Receiver<T>,
-        context: &SourceContext,
-        deliver: impl Fn(T),
-    ) {
-        context.deliveries.join(&self.taken);
-        for (number, request) in self.taken.since(0) {
-            // Set first, since a reconcile that begins at once clears it.
-            self.taken.set_waits(&request, true);
-            if !context.enqueue_kept(&self.taken, (number, request.clone())) {
-                self.taken.set_waits(&request, false);
+        context: SourceContext,
+        deliver: impl Fn(&SourceContext, T) + Send + Sync + 'static,
+    ) -> SourceStart {
+        let items = Arc::clone(&self.items);
+        let done = async move {
+            let run = async {
+                let Ok(mut items) = timeout(RELEASE_TIMEOUT, items.lock()).await else {
+                    let why = "another controller or input receives its items; give each a channel \
+                               of its own";
+                    return SourceEnd::Failed(why.to_owned());
+                };
+                // Checked before each item, since many may arrive within one poll.
+                while !context.stop.is_cancelled()
+                    && let Some(item) = items.recv().await
+                {
+                    deliver(&context, item);
+                }
+                context.stopping().await;
+                SourceEnd::Stopped
+            };
+            select! {
+                biased;
+                () = context.stopping() => SourceEnd::Stopped,
+                end = run => end,
             }
-        }
-        let capacity = items.max_capacity();
-        self.taken.wait_capacity(capacity).await;
-        // Checked before each item, since many may arrive within one poll.
-        while !context.stop.is_cancelled()
-            && let Some(item) = items.recv().await
-        {
-            deliver(item);
-            self.taken.wait_capacity(capacity).await;
-        }
-    }
-}
-
-/// Runs the work of a source on its items until the source is to stop. Fails if another run holds the
-/// items for 5 s: each item would reach only one of both.
-///
-/// Work that returns earlier does not end the source: its kept requests may be confirmed later.
-pub(super) async fn run_alone<T>(
-    items: &Mutex<T>,
-    context: &SourceContext,
-    work: impl AsyncFnOnce(&mut T),
-) -> SourceEnd {
-    let run = async {
-        let Ok(mut items) = timeout(RELEASE_TIMEOUT, items.lock()).await else {
-            let why = "another controller or input receives its items; give each a source of its \
-                       own, from Broadcast or EventBroadcast";
-            return SourceEnd::Failed(why.to_owned());
         };
-        work(&mut items).await;
-        context.stopping().await;
-        SourceEnd::Stopped
-    };
-    select! {
-        biased;
-        () = context.stopping() => SourceEnd::Stopped,
-        end = run => end,
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
     }
 }
 
@@ -158,16 +120,7 @@ impl ConditionalSource for ChannelSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let Channel { items, taken } = self.channel.clone();
-        let done = async move {
-            let keeps = Arc::clone(&taken);
-            let deliver = |request: Request| {
-                let number = keeps.take(request.clone());
-                context.enqueue_kept(&keeps, (number, request));
-            };
-            Channel { items, taken }.run(&context, deliver).await
-        };
-        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+        self.channel.start(context, SourceContext::enqueue)
     }
 
     fn name(&self) -> String {

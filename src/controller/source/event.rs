@@ -1,8 +1,5 @@
 //! Event source: generic events of objects, which a program sends itself.
 
-use std::sync::Arc;
-
-use futures::FutureExt;
 use tokio::sync::mpsc;
 
 use super::channel::Channel;
@@ -18,10 +15,9 @@ use crate::{
 /// Build it with [`Builder::watches_source`](super::super::Builder::watches_source): the handler
 /// maps each object ([`Handler::generic`](super::super::Handler::generic)), and predicates decide by
 /// [`Predicate::generic`](super::super::Predicate::generic), or as about a created one. A handler of
-/// changes alone is an error of the build. The requests are kept like those of a
-/// [`ChannelSource`](super::super::ChannelSource), and senders wait in the same way. A program that
-/// knows the request sends it through that source instead. For several controllers use an
-/// [`EventBroadcast`](super::super::EventBroadcast).
+/// changes alone is an error of the build. Objects wait for an epoch, and may be lost with one, like the
+/// requests of a [`ChannelSource`](super::super::ChannelSource). A program that knows the request sends
+/// it through that source instead.
 ///
 /// Semantics: `source.Channel` of controller-runtime (`pkg/source`) with `event.GenericEvent`,
 /// except that it can be started again.
@@ -60,13 +56,7 @@ impl ConditionalSource for EventSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let channel = self.channel.clone();
-        let keeps = Some(Arc::clone(&channel.taken));
-        let context = SourceContext { keeps, ..context };
-        let done = async move {
-            channel.run(&context, |object: Object| context.deliver_generic(&object)).await
-        };
-        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+        self.channel.start(context, |context, object| context.deliver_generic(&object))
     }
 
     fn name(&self) -> String {

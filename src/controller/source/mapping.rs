@@ -78,9 +78,9 @@ impl SourceContext {
     ///
     /// [`EventSource`](super::super::EventSource) delivers the objects of a channel.
     pub fn deliver_generic(&self, object: &Object) {
-        // A request that is kept is not lost with the epoch, so that it must be known.
-        let is_late = self.feed.is_cancelled() && self.keeps.is_none();
-        let Some(handlers) = self.handlers.as_deref().filter(|_| !is_late) else { return };
+        let Some(handlers) = self.handlers.as_deref().filter(|_| !self.feed.is_cancelled()) else {
+            return;
+        };
         let (key, new) = (object.key().clone(), Some(object.clone()));
         let created = Delta { key, old: None, new, initial: false };
         let passes = |created: &Delta| {
@@ -223,20 +223,7 @@ impl SourceContext {
         let failed = collected.failed();
         let usual = Add { priority, ..Add::default() };
         for (request, own) in requests.drain(..) {
-            let add = own.unwrap_or(usual);
-            let Some(keeps) = &self.keeps else {
-                self.queue.add_with(request, add);
-                continue;
-            };
-            let number = keeps.take(request.clone());
-            if !add.after.is_zero() || add.rate_limited {
-                // A request with a time of its own takes no capacity of the channel.
-                keeps.set_waits(&request, false);
-            }
-            if !self.stop.is_cancelled() {
-                self.queue.add_with(request.clone(), add);
-                keeps.set_queued(&request, number);
-            }
+            self.queue.add_with(request, own.unwrap_or(usual));
         }
         if let Some((key, error)) = failed {
             error!(%input, object = %key, error, "an object cannot be decoded");

@@ -1,7 +1,5 @@
 //! Generic events: objects that a program sends to the handlers of a controller.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
@@ -73,62 +71,22 @@ async fn function_of_changes_is_not_called_for_a_generic_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delayed_request_of_a_generic_event_takes_no_capacity_of_its_channel() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let (events, source) = EventSource::new(1);
-    let handler = Handler::Object.generic(|object, queue| {
-        let after = Duration::from_secs(600);
-        queue.add_with(Request::cluster(&*object.key().name), Add { after, ..Add::default() });
-    });
-    harness.add(builder().for_type(widgets()).watches_source(source, handler)).await;
-    harness.state(ControllerState::Running).await;
-
-    for name in ["a", "b", "c"] {
-        let object = sent(&harness, name, name).await;
-        tokio::time::timeout(Duration::from_secs(60), events.send(object))
-            .await
-            .expect("taken")
-            .unwrap();
-    }
-    assert_eq!(harness.log().await, [""; 0]);
-    sleep(Duration::from_secs(600)).await;
-
-    assert_eq!(harness.log().await, ["a gone", "b gone", "c gone"]);
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn request_of_a_generic_event_survives_the_end_of_its_epoch() {
+async fn object_sent_while_no_epoch_runs_is_handled_by_the_next_one() {
     let harness = Harness::new();
     harness.install("Widget");
     let object = sent(&harness, "a", "a").await;
     let (events, source) = EventSource::new(1);
-    let log = Arc::clone(&harness.log);
-    let reconcile = move |request: Request, context: Context| {
-        let epoch = context.epoch().number();
-        log.lock().unwrap().push(format!("{request} {epoch}"));
-        async move { if epoch == 1 { std::future::pending().await } else { Ok(Outcome::Done) } }
-    };
-    let described =
-        builder().for_type(widgets()).conditional().watches_source(source, Handler::Object);
-    let controller = described.build(&harness.cluster, reconcile).unwrap();
-    controller.add_to_running(&harness.manager).await.unwrap();
+    let described = builder().for_type(widgets()).conditional();
+    harness.add(described.watches_source(source, Handler::Object)).await;
     harness.state(ControllerState::Running).await;
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+
     events.send(object).await.unwrap();
-    assert_eq!(harness.log().await, ["ns/a 1"]);
-
-    harness.server.uninstall("widgets");
-    harness.state(ControllerState::Waiting).await;
     harness.install("Widget");
     harness.state(ControllerState::Running).await;
-    assert_eq!(harness.log().await, ["ns/a 2"]);
 
-    harness.server.uninstall("widgets");
-    harness.state(ControllerState::Waiting).await;
-    harness.install("Widget");
-    harness.state(ControllerState::Running).await;
-    assert_eq!(harness.log().await, [""; 0], "its reconcile has finished");
+    assert_eq!(harness.log().await, ["ns/a gone"]);
     harness.shutdown().await;
 }
 
@@ -183,55 +141,12 @@ async fn typed_handler_and_predicate_decide_about_a_generic_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn broadcast_of_events_reaches_the_handler_of_each_controller() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let events = EventBroadcast::new();
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), Handler::Object)).await;
-    let log = Log::default();
-    let reconciler = LoggingReconciler { log: Arc::clone(&log) };
-    let by_mark =
-        Handler::map(|it| vec![Request::cluster(it.header().labels.get("mark").unwrap())]);
-    let second = Controller::builder("second").for_type(parts()).conditional();
-    let second = second.watches_source(events.source(), by_mark);
-    let second = second.predicate(Predicate::new(|_| true).generic(|it| &*it.key().name != "c"));
-    let second = second.build(&harness.cluster, reconciler).unwrap();
-    second.add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
-
-    for (name, mark) in [("a", "early"), ("a", "late"), ("b", "b"), ("c", "c")] {
-        events.send(&sent(&harness, name, mark).await);
-    }
-    assert_eq!(harness.log().await, ["ns/a gone", "ns/a gone", "ns/b gone", "ns/c gone"]);
-    assert!(log.lock().unwrap().is_empty(), "its type is missing");
-
-    harness.install("Part");
-    run_until_idle().await;
-    sleep(Duration::from_secs(10)).await;
-    assert_eq!(*log.lock().unwrap(), ["late missing", "b missing"], "the last version of each");
-
-    harness.server.uninstall("widgets");
-    harness.state(ControllerState::Waiting).await;
-    let mut map = ConfigMap::default();
-    (map.metadata.name, map.metadata.namespace) = (Some("d".into()), Some("ns".into()));
-    events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
-    harness.install("Widget");
-    harness.state(ControllerState::Running).await;
-    assert_eq!(harness.log().await, ["ns/d gone"], "sent between two epochs");
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn source_that_two_controllers_share_fails_the_second_one() {
     let (_sender, channel) = ChannelSource::new(1);
     let (_events, event) = EventSource::new(1);
-    let (broadcast, events) = (Broadcast::new().source(), EventBroadcast::new().source());
-    let shared: [Box<dyn Fn(Builder) -> Builder>; 4] = [
+    let shared: [Box<dyn Fn(Builder) -> Builder>; 2] = [
         Box::new(move |builder| builder.source(channel.clone())),
         Box::new(move |builder| builder.watches_source(event.clone(), Handler::Object)),
-        Box::new(move |builder| builder.source(broadcast.clone())),
-        Box::new(move |builder| builder.watches_source(events.clone(), Handler::Object)),
     ];
     for with_source in shared {
         let harness = Harness::new();
@@ -255,59 +170,4 @@ async fn source_that_two_controllers_share_fails_the_second_one() {
         drop(harness.manager.watch().wait_for(runs).await.unwrap());
         harness.shutdown().await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn broadcast_that_a_handler_feeds_without_a_pause_ends_with_its_epoch() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let object = sent(&harness, "a", "a").await;
-    let events = EventBroadcast::new();
-    let again = events.clone();
-    let handler = Handler::Object.generic(move |object, _| again.send(object));
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), handler)).await;
-    harness.state(ControllerState::Running).await;
-    events.send(&object);
-    for _ in 0..1000 {
-        tokio::task::yield_now().await;
-    }
-
-    harness.manager.remove(NAME).await;
-
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn objects_that_were_kept_for_long_are_mapped_beside_other_work() {
-    const OBJECTS: usize = 2000;
-    let harness = Harness::new();
-    let events = EventBroadcast::new();
-    let turns = Arc::new(AtomicUsize::new(0));
-    let (counted, (mapped, mut seen)) =
-        (Arc::clone(&turns), tokio::sync::mpsc::unbounded_channel());
-    let handler = Handler::Object.generic(move |_, _| {
-        mapped.send(counted.load(Ordering::SeqCst)).unwrap();
-    });
-    let described = builder().for_type(widgets()).conditional();
-    harness.add(described.watches_source(events.source(), handler)).await;
-    harness.state(ControllerState::Waiting).await;
-    for number in 0..OBJECTS {
-        let mut map = ConfigMap::default();
-        map.metadata.name = Some(number.to_string());
-        map.metadata.namespace = Some("ns".to_owned());
-        events.send(&Object::from_typed(&map, Scope::Namespaced).unwrap());
-    }
-
-    harness.install("Widget");
-    let mut at = Vec::new();
-    while at.len() < OBJECTS {
-        at.extend(seen.try_recv());
-        turns.fetch_add(1, Ordering::SeqCst);
-        tokio::task::yield_now().await;
-    }
-
-    let between = at[OBJECTS - 1] - at[0];
-    assert!(between > 5, "{between} turns of another task while all were mapped");
-    harness.shutdown().await;
 }

@@ -106,21 +106,18 @@ async fn changes_of_config_maps_are_mapped_to_keys() {
 async fn each_source_of_requests_adds_keys() {
     let harness = Harness::new();
     let (requests, channel) = ChannelSource::new(1);
-    let events = Broadcast::new();
     let function = FunctionSource::new("a function", |context| async move {
         context.enqueue(key("function", 1));
         context.stopping().await;
     });
     let interval = FunctionSource::interval(Duration::from_secs(60), key("interval", 1));
     let described = builder().source(function).source(interval);
-    harness.log_keys(described.source(channel).source(events.source())).await;
+    harness.log_keys(described.source(channel)).await;
 
     requests.send(key("channel", 1)).await.unwrap();
-    events.send(&key("broadcast", 1));
     sleep(Duration::from_secs(60)).await;
 
-    let expected = ["broadcast 1", "channel 1", "function 1", "interval 1"];
-    assert_eq!(harness.sorted_log().await, expected);
+    assert_eq!(harness.sorted_log().await, ["channel 1", "function 1", "interval 1"]);
     harness.shutdown().await;
 }
 

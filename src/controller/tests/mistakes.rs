@@ -163,7 +163,6 @@ async fn source_of_requests_takes_no_handler_and_no_predicate() {
     drop(built(builder().watches_source(function(), Handler::Object).predicate(all())).unwrap());
     for (wrong, method) in [
         (builder().source(channel()).predicate(all()), "predicate"),
-        (builder().source(Broadcast::new().source()).predicate(all()), "predicate"),
         (builder().source(interval()).predicate(all()), "predicate"),
         (builder().watches_source(channel(), Handler::Object), "watches_source"),
     ] {

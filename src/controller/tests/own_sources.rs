@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{
+    broadcast::{self, error::RecvError},
+    mpsc, watch,
+};
 
 use super::*;
 use crate::{
@@ -291,85 +294,47 @@ async fn source_of_two_alternatives_is_never_left_without_either_while_one_is_se
     harness.shutdown().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn broadcast_reaches_each_controller_and_is_not_delayed_by_one_that_waits() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    let events = Broadcast::new();
-    let gone = events.source();
-    harness.add(builder().for_type(widgets()).conditional().source(events.source())).await;
-    let log = Log::default();
-    let reconciler = LoggingReconciler { log: Arc::clone(&log) };
-    let second = Controller::builder("second").for_type(parts()).conditional();
-    let second = second.source(events.source()).build(&harness.cluster, reconciler).unwrap();
-    harness.manager.add("second", Arc::new(second), RunnableOptions::default()).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    drop(gone);
-
-    for _ in 0..3 {
-        events.send(&Request::cluster("a"));
-    }
-    events.send(&Request::cluster("b"));
-
-    assert_eq!(harness.log().await, ["a gone", "b gone"]);
-    assert!(log.lock().unwrap().is_empty(), "its type is missing");
-    harness.install("Part");
-    run_until_idle().await;
-    sleep(Duration::from_secs(10)).await;
-    assert_eq!(*log.lock().unwrap(), ["a missing", "b missing"], "kept while it waited");
-    events.clone().send(&Request::cluster("c"));
-    assert_eq!(harness.log().await, ["c gone"]);
-    assert_eq!(log.lock().unwrap().len(), 3);
-
-    harness.server.uninstall("widgets");
-    harness.state(ControllerState::Waiting).await;
-    harness.install("Widget");
-    harness.state(ControllerState::Running).await;
-    assert!(harness.log().await.is_empty(), "a finished request is not delivered again");
-    harness.shutdown().await;
+/// Source of the requests that are sent during its epochs, as in `docs/library.md`.
+fn events_of(sender: broadcast::Sender<Request>) -> FunctionSource {
+    FunctionSource::new("events", move |context| {
+        let mut events = sender.subscribe();
+        async move {
+            loop {
+                match events.recv().await {
+                    Ok(request) => context.enqueue(request),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        }
+    })
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_that_is_sent_while_its_source_does_not_run_is_not_taken_for_a_delayed_one() {
+async fn broadcast_channel_reaches_each_running_controller_and_waits_for_no_other() {
     let harness = Harness::new();
     harness.install("Widget");
-    let (events, log) = (Broadcast::new(), Arc::clone(&harness.log));
-    let (channel, source) = ChannelSource::new(8);
-    let reconcile = move |request: Request, _: Context| {
-        log.lock().unwrap().push(request.to_string());
-        let is_slow = &*request.name == "slow";
-        async move {
-            if is_slow {
-                sleep(Duration::from_secs(3)).await;
-            }
-            Ok(Outcome::RequeueAfter(Duration::from_secs(3600)))
-        }
-    };
-    let described = builder().for_type(widgets()).source(events.source()).source(source);
-    let controller = described.build(&harness.cluster, reconcile).unwrap();
-    controller.add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    for name in ["a", "b"] {
-        events.send(&Request::cluster(name));
+    let (events, _) = broadcast::channel(10);
+    let log = Log::default();
+    for (name, kind) in [("second", widgets()), ("waiting", parts())] {
+        let reconciler = LoggingReconciler { log: Arc::clone(&log) };
+        let described = Controller::builder(name).for_type(kind).conditional();
+        let described = described.source(events_of(events.clone()));
+        let controller = described.build(&harness.cluster, reconciler).unwrap();
+        controller.add_to_running(&harness.manager).await.unwrap();
     }
-    assert_eq!(harness.log().await, ["a", "b"]);
-    events.send(&Request::cluster("slow"));
+    harness.add(builder().for_type(widgets()).source(events_of(events.clone()))).await;
+    harness.state(ControllerState::Running).await;
     run_until_idle().await;
 
-    // The sources stop at once; the epoch ends with its reconcile.
-    let restarted = harness.manager.restart(NAME);
-    let sent = async {
-        sleep(Duration::from_secs(1)).await;
-        events.send(&Request::cluster("a"));
-        channel.send(Request::cluster("b")).await.unwrap();
-    };
-    tokio::join!(restarted, sent).0.unwrap();
-    harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    for number in 0..3 {
+        events.send(Request::cluster(number.to_string())).unwrap();
+        run_until_idle().await;
+    }
 
-    let mut log = harness.log().await;
-    log.retain(|name| name != "slow");
-    log.sort();
-    assert_eq!(log, ["a", "b"], "at once");
+    let expected = ["0 gone", "1 gone", "2 gone"];
+    assert_eq!(harness.log().await, expected);
+    assert_eq!(*log.lock().unwrap(), expected, "of the second alone");
     harness.shutdown().await;
 }
 

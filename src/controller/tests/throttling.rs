@@ -71,29 +71,3 @@ async fn controllers_retry_a_server_that_throttles_once_a_second_each_and_lose_n
     assert_eq!(harness.server.creations() - before, all, "each was made once");
     harness.shutdown().await;
 }
-
-#[tokio::test(start_paused = true)]
-async fn throttled_request_that_is_sent_again_takes_no_capacity_of_its_channel() {
-    let harness = Harness::new();
-    ["Widget", "Part"].iter().for_each(|kind| harness.install(kind));
-    let throttled = Rule::new(Action::Reply(later(429, 300))).verb(Verb::Create);
-    harness.server.fault(throttled.resource("example.com", "parts").times(1));
-    let (requests, source) = ChannelSource::new(1);
-    let described = builder().for_type(widgets()).source(source);
-    let maker = described.build(&harness.cluster, Maker(NAME.to_owned())).unwrap();
-    maker.add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    requests.send(Request::cluster("a")).await.unwrap();
-    run_until_idle().await;
-    assert_eq!((harness.server.creations(), harness.server.count("Part")), (1, 0));
-
-    for name in ["a", "a", "b", "a", "c"] {
-        let sent = requests.send(Request::cluster(name));
-        tokio::time::timeout(Duration::from_secs(60), sent).await.expect("taken").unwrap();
-    }
-    run_until_idle().await;
-    assert_eq!(harness.server.count("Part"), 2, "b and c");
-    sleep(Duration::from_secs(400)).await;
-    assert_eq!(harness.server.count("Part"), 3);
-    harness.shutdown().await;
-}
