@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::hook_rule::LONGEST_TIMEOUT;
 use crate::manager::FenceClosed;
+
+/// Longest timeout of a hook. A hook that does not answer holds a call for that long, of which
+/// `--max-hook-calls` may allow few for all controllers.
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Error of a hook that gave no usable response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,10 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{EndpointRule, WebhookSpec, api::EndpointConfig, rejection::Problems};
+use super::{
+    EndpointRule, WebhookSpec, api::EndpointConfig, hook_error::LONGEST_TIMEOUT,
+    rejection::Problems,
+};
 use crate::{
     duration::{self, DurationError},
     redaction,
@@ -12,10 +15,6 @@ use crate::{
 
 /// Timeout of a hook that declares none, or one that is not positive.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Longest timeout of a hook. A hook that does not answer holds a call for that long, of which
-/// `--max-hook-calls` may allow few for all controllers.
-pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Kind of a hook of a declared controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
