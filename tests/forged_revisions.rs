@@ -83,6 +83,16 @@ impl Attack {
         revisions.create(&PostParams::default(), &revision).await.unwrap();
     }
 
+    /// Waits for the Event that a revision of the tenant's namespace is ignored, for that reason.
+    async fn ignored(&self, name: &str) {
+        let named = format!("ControllerRevision {}/{name} is ignored", self.scope.namespace);
+        let event = self.supervised.event("gear", "RevisionIgnored", &named).await;
+        let own = &self.supervised.harness.scope.namespace;
+        let why = format!("the revisions of this parent are in the namespace {own}");
+        let message = event.message.unwrap();
+        assert!(message.contains(&why), "{message}");
+    }
+
     fn stranger(&self) -> Value {
         json!({
             "apiVersion": "nope/v1", "kind": "Nope", "name": "x", "uid": self.uid,
@@ -128,16 +138,20 @@ impl Attack {
 #[tokio::test]
 async fn revision_that_a_tenant_forged_freezes_no_parent() {
     let attack = Attack::start("forged-freeze").await;
-    let unreadable = json!({
-        "parentPatch": { "spec": "x" },
-        "children": [{ "apiGroup": "", "kind": "Pod", "names": ["nope"] }],
-    });
+    let of_no_child = |patch: Value| {
+        json!({
+            "parentPatch": patch,
+            "children": [{ "apiGroup": "", "kind": "Pod", "names": ["nope"] }],
+        })
+    };
 
-    attack.forge("frozen", attack.stranger(), unreadable).await;
+    attack.forge("frozen", attack.stranger(), of_no_child(json!({ "spec": "x" }))).await;
+    let failing = of_no_child(json!({ "spec": { "template": 7 } }));
+    attack.forge("failing", attack.stranger(), failing).await;
     attack.edit(json!({ "size": 1 })).await;
 
-    let named = format!("{}/frozen", attack.scope.namespace);
-    attack.supervised.event("gear", "RevisionIgnored", &named).await;
+    attack.ignored("frozen").await;
+    attack.ignored("failing").await;
     attack.deleted().await;
     attack.supervised.end().await;
 }
@@ -155,8 +169,7 @@ async fn revision_that_a_tenant_forged_updates_no_child() {
     attack.forge("evil", attack.stranger(), evil).await;
     attack.edit(json!({ "size": 1 })).await;
 
-    let named = format!("{}/evil", attack.scope.namespace);
-    attack.supervised.event("gear", "RevisionIgnored", &named).await;
+    attack.ignored("evil").await;
     assert_eq!(attack.found().await, ["two", "one"]);
     attack.deleted().await;
     attack.supervised.end().await;

@@ -1,8 +1,6 @@
 //! Hooks as users of Metacontroller have published them: the shapes of their responses, on the real
 //! server.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use kube::{
     Api,
     api::{DeleteParams, ListParams},
@@ -21,24 +19,27 @@ async fn gone(supervised: &Supervised<'_>, crd: &pilotlight::testing::CrdBuilder
     .await;
 }
 
-/// An archiving service answers a finalization with the children of its template, and then with
-/// those that it has observed.
+/// An archiving service answers a finalization with the children of its template, then with those
+/// that it has observed and marks, and ends when it observes the mark.
 #[tokio::test]
 async fn finalize_hook_that_lists_its_child_as_template_and_as_observed_ends() {
     let supervised = Supervised::start("twice").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
-    let calls = AtomicUsize::new(0);
-    supervised.hook.answers(move |request| {
+    supervised.hook.answers(|request| {
         let observed = request["children"]["ConfigMap.v1"].as_object().unwrap().values();
         let observed: Vec<_> = observed.cloned().collect();
         let is_finalizing = request["finalizing"] == true;
-        let call = if is_finalizing { calls.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        let children = match (is_finalizing, call) {
-            (false, _) => vec![config_map(request)],
-            (true, 0..3) => [vec![config_map(request)], observed.clone()].concat(),
-            (true, _) => Vec::new(),
-        };
+        let mut children = vec![config_map(request)];
+        if is_finalizing {
+            children.extend(observed.iter().cloned().map(|mut child| {
+                child["data"]["archived"] = json!("yes");
+                child
+            }));
+            if observed.iter().all(|child| child["data"]["archived"] == "yes") {
+                children.clear();
+            }
+        }
         let finalized = is_finalizing && children.is_empty() && observed.is_empty();
         Answer::Json(json!({
             "children": children, "finalized": finalized, "resyncAfterSeconds": 0.2,

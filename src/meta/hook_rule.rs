@@ -289,6 +289,23 @@ mod tests {
         assert!(!format!("{rule:?}").contains("hush"));
     }
 
+    #[test]
+    fn hook_is_called_by_service_unless_its_webhook_has_a_url() {
+        let check = |webhook: serde_json::Value, url: &str, is_service: bool| {
+            let rule = rule(webhook, &mut Problems::default()).unwrap();
+            assert_eq!(rule.url, url);
+            assert_eq!(rule.is_service, is_service, "{url}");
+        };
+        let service = json!({"name": "hooks", "namespace": "dev"});
+
+        let by_service = json!({"service": service, "path": "/sync"});
+        check(by_service.clone(), "http://hooks.dev:80/sync", true);
+        check(json!({"url": "http://hooks.dev/sync"}), "http://hooks.dev/sync", false);
+        let mut both = by_service;
+        both["url"] = json!("http://hooks.test/sync");
+        check(both, "http://hooks.test/sync", false);
+    }
+
     fn timeout(text: &str) -> Option<Duration> {
         let webhook = json!({"url": "http://hooks.test/", "timeout": text});
         rule(webhook, &mut Problems::default()).map(|rule| rule.timeout)

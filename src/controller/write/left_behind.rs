@@ -214,5 +214,9 @@ mod tests {
         assert!(!is_left(meta(json!([owner(json!({}))]), going)), "it is being deleted");
         assert!(!is_left(meta(json!([owner(json!({}))]), json!({ "resourceVersion": null }))));
         assert!(LeftBehind::of(&one(json!({})), &meta(json!([]), json!({}))).is_none());
+        let live = one(json!({}));
+        let found = LeftBehind::of(&live, &desired).unwrap();
+        let (uid, resource_version) = (Some("u".to_owned()), Some("7".to_owned()));
+        assert_eq!(found.preconditions, Preconditions { uid, resource_version });
     }
 }

@@ -537,3 +537,33 @@ async fn interests_of_every_clone_move_to_the_replacement() {
     run_until_idle().await;
     assert!(replacement.next().now_or_never().is_none(), "no interest is left");
 }
+
+#[tokio::test(start_paused = true)]
+async fn interest_set_during_a_move_reaches_both_and_later_ones_the_replacement() {
+    let mut harness = Harness::new();
+    let named = |name: &str| vec![Interest::Named(ObjectKey::cluster(name))];
+    let key = ObjectKey::cluster("parent");
+    let mut replaced = harness.subscribe_to(Vec::new());
+    let objects = [widget("a", 1), widget("b", 2), widget("c", 3)];
+    harness.script.list().await.page(10, "", &objects);
+    let watch = harness.script.watch(10).await.open();
+    let moving = replaced.moving_interests();
+    moving.set((0, &key), named("a"));
+    let mut replacement = harness.subscribe_to(Vec::new());
+
+    moving.move_to(&replacement);
+    watch.event("MODIFIED", &widget("a", 11));
+    assert_eq!(change(&mut replaced).await, ("a".into(), 1, 11));
+    assert_eq!(change(&mut replacement).await, ("a".into(), 1, 11));
+    moving.set((0, &key), named("b"));
+    watch.event("MODIFIED", &widget("b", 12));
+    assert_eq!(change(&mut replaced).await, ("b".into(), 2, 12));
+    assert_eq!(change(&mut replacement).await, ("b".into(), 2, 12));
+    moving.end_move();
+    moving.set((0, &key), named("c"));
+    watch.event("MODIFIED", &widget("c", 13));
+
+    assert_eq!(change(&mut replacement).await, ("c".into(), 3, 13));
+    run_until_idle().await;
+    assert!(replaced.next().now_or_never().is_none(), "the move has ended");
+}

@@ -1,6 +1,7 @@
 //! Tests of the execution of a plan, over a server that answers when the test requests it.
 
 mod halts;
+mod left_behind;
 mod server_side;
 
 use std::{convert::Infallible, time::Duration};

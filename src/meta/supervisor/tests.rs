@@ -22,6 +22,7 @@ mod replaced_parent;
 mod reports;
 mod responding_hook;
 mod rollout;
+mod service_hook;
 mod slots;
 mod standby;
 mod strictness;

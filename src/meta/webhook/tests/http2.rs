@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use http_body_util::BodyExt;
 use hyper::{
     Version,
     server::conn::{http1, http2},
@@ -25,6 +26,7 @@ struct Counted {
     calls: watch::Sender<usize>,
     dropped: watch::Sender<usize>,
     protocols: Mutex<Vec<Version>>,
+    bodies: Mutex<Vec<Bytes>>,
 }
 
 /// Counts a call as dropped, unless it was answered.
@@ -41,19 +43,23 @@ async fn answer(
     request: hyper::Request<Incoming>,
     counted: Arc<Counted>,
 ) -> Result<Response<Full<Bytes>>, h2::Error> {
-    counted.protocols.lock().push(request.version());
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    counted.protocols.lock().push(head.version);
+    counted.bodies.lock().push(body);
     counted.calls.send_modify(|calls| *calls += 1);
-    let is_refused = match request.uri().path() {
-        "/refused" => true,
-        "/refused-once" => *counted.calls.borrow() == 1,
-        _ => false,
+    let refusal = match head.uri.path() {
+        "/refused" => Some(h2::Reason::REFUSED_STREAM),
+        "/refused-once" if *counted.calls.borrow() == 1 => Some(h2::Reason::REFUSED_STREAM),
+        "/failed" => Some(h2::Reason::INTERNAL_ERROR),
+        _ => None,
     };
-    if is_refused {
-        return Err(h2::Reason::REFUSED_STREAM.into());
+    if let Some(reason) = refusal {
+        return Err(reason.into());
     }
     let unanswered = Unanswered(&counted);
     let mut answer = Response::builder();
-    let bytes = match request.uri().path() {
+    let bytes = match head.uri.path() {
         "/never" => std::future::pending().await,
         "/header" => {
             answer = answer.header("a", "a".repeat(70 * 1024));
@@ -216,11 +222,24 @@ async fn responses_over_http_2_that_wait_for_the_budget_do_not_stop_the_one_that
 #[tokio::test]
 async fn call_that_an_http_2_hook_has_not_processed_is_sent_once_more() {
     let server = SecureHook::start(&["h2"]).await;
+    let request = Bytes::from(vec![b' '; 100_000]);
 
-    assert_eq!(server.at("/refused-once", PATIENCE).call(REQUEST).await.unwrap().len(), 2);
-    assert_eq!(*server.counted.calls.borrow(), 2);
+    let answer = server.at("/refused-once", PATIENCE).call(request.clone()).await;
+
+    assert_eq!(answer.unwrap().len(), 2);
+    assert!(*server.counted.bodies.lock() == [request.clone(), request], "whole both times");
 
     let refused = server.at("/refused", PATIENCE).call(REQUEST).await;
     assert!(matches!(refused, Err(HookError::Transport(_))), "{refused:?}");
     assert_eq!(*server.counted.calls.borrow(), 4, "once more, and no third time");
+}
+
+#[tokio::test]
+async fn call_that_an_http_2_hook_may_have_processed_is_sent_once() {
+    let server = SecureHook::start(&["h2"]).await;
+
+    let failed = server.at("/failed", PATIENCE).call(REQUEST).await;
+
+    assert!(matches!(failed, Err(HookError::Transport(_))), "{failed:?}");
+    assert_eq!(*server.counted.calls.borrow(), 1);
 }

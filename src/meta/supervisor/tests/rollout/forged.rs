@@ -1,7 +1,16 @@
 //! Revisions that clients forge, who know the uid of a parent.
 
 use super::{super::finalize::events, *};
+use crate::{
+    kind::Scope,
+    meta::{
+        children::fixtures::served,
+        rollout::{Revision, RevisionOwner},
+    },
+};
 
+/// Reason why a revision of another namespace is ignored.
+const ELSEWHERE: &str = "the revisions of this parent are in the namespace default";
 /// Variant whose rollouts wait for children that are ready.
 const CHECKED: Variant = Variant { has_checks: true, ..PLAIN };
 
@@ -12,6 +21,15 @@ impl RolloutFixture {
             "apiVersion": GROUP, "kind": "Widget", "name": "p", "controller": true,
             "uid": self.parent()["metadata"]["uid"],
         })
+    }
+
+    /// Returns the name of the parent's revision with this patch.
+    fn revision_name(&self, patch: &Value) -> String {
+        let served = served("example.com", "widgets", "Widget", Scope::Namespaced);
+        let parent = self.parent();
+        let uid = parent["metadata"]["uid"].as_str().unwrap();
+        let owner = RevisionOwner { identity: &served.identity, uid };
+        Revision::new(owner, "any".into(), patch.clone()).key.name.to_string()
     }
 
     /// Stores a revision that the controller has not written.
@@ -39,24 +57,43 @@ impl RolloutFixture {
     }
 }
 
-/// Revision that no hook understands, of a child that does not exist.
-fn unreadable() -> Value {
+/// Revision with this patch, of a child that does not exist.
+fn of_no_child(patch: Value) -> Value {
     json!({
-        "parentPatch": {"spec": "x"},
+        "parentPatch": patch,
         "children": [{"apiGroup": "", "kind": "Pod", "names": ["nope"]}],
     })
 }
 
+/// Revision whose patch cannot be applied.
+fn unreadable() -> Value {
+    of_no_child(json!({"spec": "x"}))
+}
+
+/// Revision whose patch makes a parent for which the hook fails.
+fn failing() -> Value {
+    of_no_child(json!({"spec": {"template": 7}}))
+}
+
 #[tokio::test(start_paused = true)]
 async fn forged_revision_changes_nothing_and_is_named_once() {
-    let fixture = RolloutFixture::start(PLAIN).await;
+    let server = SimulatedServer::new();
+    let fixture = RolloutFixture::process(&server, PLAIN, None, |kind, request| {
+        let is_readable = request["parent"]["spec"]["template"]["text"].is_string();
+        if is_readable { PLAIN.answer(kind, request) } else { json!("no object") }
+    })
+    .await;
+    fixture.declare();
+    fixture.done("one").await;
     let mut unknown = fixture.owner();
     unknown["apiVersion"] = json!("nope/v1");
     unknown["kind"] = json!("Nope");
     fixture.forge("aaa", "far", unknown.clone(), unreadable());
     fixture.forge("aaa", "far-owned", fixture.owner(), unreadable());
+    fixture.forge("aaa", "far-failing", fixture.owner(), failing());
     fixture.forge("default", "near", unknown, unreadable());
     fixture.forge("default", "near-owned", fixture.owner(), unreadable());
+    fixture.forge("default", "near-failing", fixture.owner(), failing());
     let mut renamed = fixture.owner();
     renamed["name"] = json!("q");
     fixture.forge("default", "near-renamed", renamed, unreadable());
@@ -68,15 +105,24 @@ async fn forged_revision_changes_nothing_and_is_named_once() {
 
     assert_eq!(events(&fixture.harness, "SyncError"), [""; 0]);
     let ignored = fixture.ignored();
-    for name in
-        ["aaa/far", "aaa/far-owned", "default/near", "default/near-owned", "default/near-renamed"]
-    {
+    let of_another = "its controller reference has another group, kind or name";
+    let misnamed = "its name is not that of its content";
+    for (name, why) in [
+        ("aaa/far", ELSEWHERE),
+        ("aaa/far-owned", ELSEWHERE),
+        ("aaa/far-failing", ELSEWHERE),
+        ("default/near", of_another),
+        ("default/near-renamed", of_another),
+        ("default/near-owned", misnamed),
+        ("default/near-failing", misnamed),
+    ] {
         let named = format!("ControllerRevision {name} is ignored");
         let about: Vec<_> = ignored.iter().filter(|(text, _)| text.starts_with(&named)).collect();
-        assert_eq!(about.len(), 1, "{name}: {ignored:#?}");
-        assert_eq!(about[0].1, 1, "{name}");
+        let [(text, count)] = &about[..] else { panic!("{name}: {ignored:#?}") };
+        assert!(text.contains(why), "{text}");
+        assert_eq!(*count, 1, "{name}");
     }
-    assert_eq!(ignored.len(), 5);
+    assert_eq!(ignored.len(), 7);
     fixture.roll_to("two");
     sleep(Duration::from_secs(5)).await;
     assert_eq!(fixture.texts(), ["two"; 3]);
@@ -93,7 +139,9 @@ async fn forged_revision_updates_no_child_during_a_rollout() {
         "parentPatch": {"spec": {"template": {"text": "evil"}}},
         "children": [{"apiGroup": "example.com", "kind": "Part", "names": ["c01", "c02"]}],
     });
-    fixture.forge("aaa", "evil", fixture.owner(), evil.clone());
+    // Namespace: the only difference from a revision of the parent.
+    let name = fixture.revision_name(&evil["parentPatch"]);
+    fixture.forge("aaa", &name, fixture.owner(), evil.clone());
     fixture.forge("default", "evil", fixture.owner(), evil);
 
     fixture.roll_to("two");
@@ -105,6 +153,10 @@ async fn forged_revision_updates_no_child_during_a_rollout() {
         sleep(Duration::from_secs(1)).await;
         assert!(!fixture.texts().contains(&"evil".to_owned()), "{:?}", fixture.texts());
     }
+    let ignored = fixture.ignored();
+    let named = format!("ControllerRevision aaa/{name} is ignored");
+    let is_named = |text: &String| text.starts_with(&named) && text.contains(ELSEWHERE);
+    assert!(ignored.iter().any(|(text, _)| is_named(text)), "{ignored:#?}");
     assert_eq!(fixture.texts(), ["two"; 3]);
     fixture.end().await;
 }
