@@ -63,7 +63,6 @@ mod sync_error;
 mod sync_record;
 mod webhook;
 mod workers;
-mod write_cause;
 mod write_limit;
 
 use api::{

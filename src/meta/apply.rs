@@ -212,8 +212,7 @@ impl<'a> Execution<'a> {
         // Deletions are not limited.
         let is_limited = !matches!(step, WriteStep::Delete { .. });
         let (parents, parent) = (&self.apply.parents, &self.rules.parent.key);
-        let is_create = matches!(step, WriteStep::Create(_));
-        if is_limited && !parents.writes.may_write(parent, &what, is_create) {
+        if is_limited && !parents.writes.may_write(parent, &what) {
             return;
         }
         // No other write of this parent is under way if this one has to wait.
@@ -494,18 +493,8 @@ impl Apply {
         let is_versioned = matches!(step, WriteStep::Update(write) if write.replaces.is_some());
         // Other writes are repeated in each sync: a webhook that reverted a field may be gone.
         let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
-        let writes = &self.parents.writes;
-        match (step, stored) {
-            (WriteStep::Delete { uid, .. } | WriteStep::Recreate { uid, .. }, _) => {
-                writes.deleted(parent, uid);
-            }
-            (WriteStep::Create(_), Some(stored)) => writes.created(parent, what, &stored),
-            (WriteStep::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
-            (WriteStep::TransferFields { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
-            (
-                WriteStep::Create(_) | WriteStep::Update(_) | WriteStep::TransferFields { .. },
-                None,
-            ) => {}
+        if stored.is_some() {
+            self.parents.writes.wrote(parent, what);
         }
         is_equal
     }

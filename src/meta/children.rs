@@ -35,7 +35,6 @@ use super::{
     log_text, merge,
     ownership::Ownership,
     rewrite,
-    write_cause::SeenVersion,
 };
 use crate::{
     controller::Request,
@@ -77,8 +76,6 @@ pub(crate) struct Child {
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
     pub(crate) terminating: bool,
-    /// Object and version.
-    pub(crate) seen: SeenVersion,
     /// The object.
     pub(crate) object: Object,
 }
@@ -92,7 +89,6 @@ impl Child {
             key: object.key().clone(),
             uid: header.uid.clone(),
             terminating: header.deletion_timestamp.is_some(),
-            seen: SeenVersion::new(&header.uid, &header.resource_version),
             object: object.clone(),
         }
     }
@@ -562,10 +558,6 @@ pub(crate) mod fixtures {
             },
             uid: text("/metadata/uid").unwrap_or(name).into(),
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
-            seen: SeenVersion::new(
-                text("/metadata/uid").unwrap_or(name),
-                text("/metadata/resourceVersion").unwrap_or_default(),
-            ),
             object: undecoded(object.to_string()),
         }
     }

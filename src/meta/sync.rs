@@ -30,17 +30,15 @@ use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, Parents,
     adoption::AdoptionRule,
     apply::Apply,
-    children::{Child, ChildContext, DesiredChild, Parent, ServedChildType},
+    children::{ChildContext, DesiredChild, Parent, ServedChildType},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
     ownership::Ownership,
     protocol::ObservedObjects,
     recorder::EventRecorder,
-    related::RelatedGroup,
     resync,
     sync_error::SyncError,
-    write_cause::SeenVersion,
 };
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
@@ -154,7 +152,6 @@ impl ParentReconciler {
         self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
         let synced = synced.catch_unwind().await;
-        self.parents.writes.end(&parent.key, !matches!(synced, Ok(Ok(_))));
         self.schedule_resync(&parent, &context);
         let synced = synced.unwrap_or_else(|panic| {
             // The message goes to the status, so it must not quote the values of a panic.
@@ -257,8 +254,6 @@ impl ParentReconciler {
             // A hook that sees no children may answer that the parent is finalized.
             return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
         }
-        let seen = seen(object, &observation.children, &related);
-        self.parents.writes.observed(&parent.key, seen);
         let rules = ChildContext {
             parent,
             groups: &observation.groups,
@@ -301,19 +296,14 @@ impl ParentReconciler {
                 if response.is_usable() {
                     self.parents.hook.answered(&parent.key);
                 }
-                let applied = match self.definition.kind {
+                match self.definition.kind {
                     ControllerKind::Composite => {
-                        self.compose(object, &rules, *response, rollout, context).await
+                        self.compose(object, &rules, *response, rollout, context).await?
                     }
                     ControllerKind::Decorator => {
-                        self.decorate(object, &rules, *response, context).await
+                        self.decorate(object, &rules, *response, context).await?
                     }
-                };
-                let what = |child: &Child| {
-                    format!("{} {}", rules.groups[child.group].served.kind, child.key)
-                };
-                self.parents.writes.replaced(&parent.key, rules.observed, what);
-                applied?
+                }
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
@@ -387,18 +377,6 @@ impl ParentReconciler {
         }
         Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
-}
-
-/// Versions of a parent, its children and its related objects. A resourceVersion that a parent or a
-/// child lacks never changes.
-fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
-    let header = parent.header();
-    let parent = SeenVersion::new(&header.uid, &header.resource_version);
-    let lasting = children.iter().filter(|child| !child.terminating);
-    let related = related.iter().flat_map(|group| {
-        group.objects.iter().map(|object| SeenVersion::of(object, &group.served.identity))
-    });
-    lasting.map(|child| child.seen).chain(related).chain([parent]).collect()
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl DeclaredRunnable {
             let spread = resync::tick(SPREAD, uid, now, now);
             tick.into_iter().chain(spread.filter(|_| syncs == NextSyncs::Spread)).min()
         };
-        let moved = self.parents.writes.reschedule(tick);
+        let moved = self.parents.writes.next_resyncs(tick);
         let at_once = match syncs {
             NextSyncs::WhenDue | NextSyncs::Spread => self.parents.hook.failing(),
             NextSyncs::AtOnce => {

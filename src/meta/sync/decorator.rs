@@ -192,7 +192,7 @@ impl ParentReconciler {
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
-            && !self.parents.writes.may_write(&parent.key, METADATA, false)
+            && !self.parents.writes.may_write(&parent.key, METADATA)
         {
             is_held_back = true;
             metadata.retain(|field, _| field == FINALIZERS);
@@ -217,7 +217,7 @@ impl ParentReconciler {
     fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
         let writes = &self.parents.writes;
         !writes.status_settled(&parent.key, status.wanted, status.seen)
-            && writes.may_write(&parent.key, STATUS, false)
+            && writes.may_write(&parent.key, STATUS)
     }
 
     /// Sends the writes of an object, each for the version that the last one has left. A write of
@@ -317,7 +317,7 @@ impl ParentReconciler {
         match write {
             ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
             ObjectWrite::Patch(metadata) if decorates(metadata) => {
-                self.parents.writes.wrote(&parent.key, METADATA, &stored);
+                self.parents.writes.wrote(&parent.key, METADATA);
             }
             ObjectWrite::Patch(_) => {}
         }
@@ -328,7 +328,7 @@ impl ParentReconciler {
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
         let writes = &self.parents.writes;
-        writes.wrote(&parent.key, STATUS, stored);
+        writes.wrote(&parent.key, STATUS);
         writes.record_stored_status(&parent.key, status.wanted, stored.status);
     }
 }

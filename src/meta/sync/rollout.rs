@@ -135,17 +135,9 @@ impl ParentReconciler {
     ) -> Result<Option<Duration>, SyncError> {
         let PlannedRollout { revisions, plan, .. } = rollout;
         let progress = &plan.progress;
-        if revisions.needs_write(plan) || matches!(progress, RolloutProgress::Updating(_)) {
-            // Steps of a rollout follow own writes, but are finite: the write limit exempts them.
-            self.parents.writes.begin_work(&parent.key);
-        }
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
-        let RecordedProgress { report, is_completed, recheck, has_new_wait } = recorded;
-        if has_new_wait {
-            // A rollout comes to the next child a finite number of times, and its status says so.
-            self.parents.writes.begin_work(&parent.key);
-        }
+        let RecordedProgress { report, is_completed, recheck } = recorded;
         if is_completed {
             let latest = std::slice::from_ref(&parent.uid);
             self.parents.related.retain_responses(&parent.key, latest);
