@@ -200,8 +200,10 @@ impl ChildContext<'_> {
                 None => deletes.push(PlannedChild::Delete(child)),
                 Some((order, desired)) => match self.groups[child.group].strategy {
                     UpdateMethod::OnDelete => {}
-                    UpdateMethod::Recreate => deletes.push(PlannedChild::Compare(child, desired)),
-                    UpdateMethod::InPlace => {
+                    UpdateMethod::Recreate | UpdateMethod::RollingRecreate => {
+                        deletes.push(PlannedChild::Compare(child, desired));
+                    }
+                    UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                         writes.push((order, PlannedChild::Compare(child, desired)));
                     }
                 },
@@ -310,21 +312,21 @@ impl ChildContext<'_> {
         let version = metadata.and_then(|metadata| metadata.get("resourceVersion")?.as_str());
         let replaces = version.map(str::to_owned);
         let body = Bytes::from(go_json::encode(&merged));
-        let method = self.groups[child.group].strategy;
-        let is_in_place = matches!(method, UpdateMethod::InPlace);
-        let content = is_in_place.then(|| Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS));
-        drop(merged);
-        let step = match method {
+        let step = match self.groups[child.group].strategy {
             UpdateMethod::OnDelete => return Ok(None),
-            UpdateMethod::Recreate => WriteStep::Recreate {
-                uid: child.uid.clone(),
-                created: self.new_child(desired.clone())?,
-                observed: json.into_owned().into(),
-                merged: body,
-            },
-            UpdateMethod::InPlace => {
+            UpdateMethod::Recreate | UpdateMethod::RollingRecreate => {
+                drop(merged);
+                WriteStep::Recreate {
+                    uid: child.uid.clone(),
+                    created: self.new_child(desired.clone())?,
+                    observed: json.into_owned().into(),
+                    merged: body,
+                }
+            }
+            UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
+                let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
+                drop(merged);
                 let (group, key) = (desired.group, desired.key.clone());
-                let content = content.flatten();
                 WriteStep::Update(Write {
                     group,
                     key,

@@ -20,6 +20,7 @@ use super::{
     Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
     StatusChecks, Strictness,
     apply_strategy::{self, ApplyRule},
+    choice::choice,
     customize::OptionalRelated,
     finalizer,
     protocol::MAX_CHILDREN,
@@ -101,8 +102,9 @@ pub(crate) struct ChildRule {
     pub(crate) type_ref: TypeRef,
     /// Update method of existing children.
     pub(crate) strategy: UpdateMethod,
-    /// Rule of rolling updates; `None` if all children are updated at once.
-    pub(crate) rolling: Option<RollingRule>,
+    /// Conditions that an updated child must have before the next one is updated; none unless the
+    /// update is rolling.
+    pub(crate) checks: StatusChecks,
     /// True if the controller also runs while the type is missing.
     pub(crate) optional: bool,
     /// True if a change of nothing but the status of a child does not sync its parent. Has no effect
@@ -110,32 +112,41 @@ pub(crate) struct ChildRule {
     pub(crate) ignore_status_changes: bool,
 }
 
-/// Rule of rolling updates of one type of children.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RollingRule {
-    /// True for `RollingInPlace`, false for `RollingRecreate`.
-    pub(crate) is_in_place: bool,
-    /// Conditions that an updated child must have before the next one is updated.
-    pub(crate) checks: StatusChecks,
-}
-
-impl RollingRule {
-    /// Returns the name of the update method.
-    pub(crate) fn method(&self) -> &'static str {
-        if self.is_in_place { "RollingInPlace" } else { "RollingRecreate" }
+choice! {
+    /// Update method of a child that exists and differs from the desired one.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) enum UpdateMethod {
+        /// Not updated; created again after it was deleted.
+        #[default]
+        OnDelete = "OnDelete",
+        /// Deleted by this sync, created by the next one.
+        Recreate = "Recreate",
+        /// Updated without being deleted.
+        InPlace = "InPlace",
+        /// Recreated, one child after the other.
+        RollingRecreate = "RollingRecreate",
+        /// Updated without being deleted, one child after the other.
+        RollingInPlace = "RollingInPlace",
     }
 }
 
-/// Update method of a child that exists and differs from the desired one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum UpdateMethod {
-    /// Not updated; created again after it was deleted.
-    #[default]
-    OnDelete,
-    /// Deleted by this sync, created by the next one.
-    Recreate,
-    /// Updated without being deleted.
-    InPlace,
+impl UpdateMethod {
+    /// Returns whether one child is updated after the other.
+    pub(crate) fn is_rolling(self) -> bool {
+        match self {
+            Self::OnDelete | Self::Recreate | Self::InPlace => false,
+            Self::RollingRecreate | Self::RollingInPlace => true,
+        }
+    }
+
+    /// Returns the method that updates all children at once.
+    fn at_once(self) -> Self {
+        match self {
+            Self::OnDelete => Self::OnDelete,
+            Self::Recreate | Self::RollingRecreate => Self::Recreate,
+            Self::InPlace | Self::RollingInPlace => Self::InPlace,
+        }
+    }
 }
 
 /// Specification of either kind, as far as it can be read. Each part that cannot has reported a
@@ -272,7 +283,7 @@ impl Definition {
 
     /// Returns whether children of any type are updated one at a time.
     pub(crate) fn is_rolling(&self) -> bool {
-        self.children.iter().any(|rule| rule.rolling.is_some())
+        self.children.iter().any(|rule| rule.strategy.is_rolling())
     }
 
     /// Sets the resync period, unless the object declares one.

@@ -121,13 +121,13 @@ fn of_children(old: &[ChildRule], new: &[ChildRule]) -> EditEffect {
         return EditEffect::NewEpoch;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
-        let ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes } = old;
+        let ChildRule { type_ref, strategy, checks, optional, ignore_status_changes } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
             return EditEffect::NewEpoch;
         }
         // Once status changes count again, no parent may miss the earlier ones.
         let is_same_trigger = *ignore_status_changes == new.ignore_status_changes;
-        if *strategy != new.strategy || *rolling != new.rolling || !is_same_trigger {
+        if *strategy != new.strategy || *checks != new.checks || !is_same_trigger {
             return EditEffect::Swap(NextSyncs::AtOnce);
         }
         EditEffect::Keep

@@ -327,7 +327,7 @@ fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
 
 /// Returns whether a change of a child triggers syncs of the parents that it concerns.
 fn child_triggers_sync(delta: &Delta, rule: &ChildRule) -> bool {
-    let ignored = rule.ignore_status_changes && rule.rolling.is_none();
+    let ignored = rule.ignore_status_changes && !rule.strategy.is_rolling();
     !ignored
         || changes_beside_status(delta, |old, new| {
             old.deletion_timestamp != new.deletion_timestamp || old.owners != new.owners

@@ -18,7 +18,7 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
-        ApplyStrategy, HookKind, RollingRule,
+        ApplyStrategy, ChildRule, HookKind,
         apply_strategy::ApplyRule,
         children::{Child, ChildContext, DesiredChild, Parent},
         counted_hook::CountedHook,
@@ -175,7 +175,7 @@ impl PlannedRollout {
 struct RollingChildren<'a> {
     rules: &'a ChildContext<'a>,
     /// Rule of each group, if it is updated by rolling.
-    groups: Vec<(GroupKind, Option<&'a RollingRule>)>,
+    groups: Vec<(GroupKind, Option<&'a ChildRule>)>,
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
@@ -193,12 +193,12 @@ impl<'a> RollingChildren<'a> {
                 *type_ref.group == *identity.group
                     && type_ref.name == TypeName::Resource(identity.plural.to_string())
             };
-            children.iter().find(|rule| is_of(&rule.type_ref)).and_then(|it| it.rolling.as_ref())
+            children.iter().find(|rule| is_of(&rule.type_ref)).filter(|it| it.strategy.is_rolling())
         };
         let groups = rules.groups.iter().enumerate();
         let groups: Vec<_> =
             groups.map(|(index, group)| (group.served.group_kind(), rule_of(index))).collect();
-        let unlisted = children.iter().filter(|rule| rule.rolling.is_some());
+        let unlisted = children.iter().filter(|rule| rule.strategy.is_rolling());
         let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
         // A type that is proven absent has no children.
         let types = &reconciler.types;
@@ -309,7 +309,7 @@ impl<'a> RollingChildren<'a> {
         let rule = self.groups[child.group].1;
         let ready =
             match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.object.json()))) {
-                Some((rule, Ok(json))) => readiness(&json, rule),
+                Some((rule, Ok(json))) => readiness(&json, rule.strategy, &rule.checks),
                 Some((_, Err(_))) => Err("is unreadable".to_owned()),
                 None => Ok(()),
             };
