@@ -39,6 +39,7 @@ mod last_applied;
 mod log_text;
 mod manager_source;
 mod merge;
+mod options;
 mod ownership;
 mod parent_index;
 mod parent_writes;
@@ -91,15 +92,13 @@ pub(crate) use hook_metrics::HookSeries;
 pub use hook_rule::HookKind;
 pub(crate) use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
+pub use options::{HookFactory, MetaOptions};
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use recorder::EventLimit;
 pub(crate) use rejection::Rejection;
 pub use strictness::Strictness;
-pub use supervisor::{
-    DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
-    Supervisor,
-};
+pub use supervisor::{DeclaredController, DeclaredControllers, PAUSED, SUPERVISOR, Supervisor};
 pub(crate) use webhook::Webhook;
 pub use workers::WORKERS;

@@ -8,7 +8,7 @@ mod decorator;
 mod fields;
 mod parents;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -17,13 +17,11 @@ use serde_json::Value;
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
-    StatusChecks, Strictness,
+    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, StatusChecks,
     apply_strategy::{self, ApplyRule},
     choice::choice,
     customize::OptionalRelated,
     finalizer,
-    protocol::MAX_CHILDREN,
     rejection::{Problems, Rejection},
     sent_controller,
     workers::workers,
@@ -37,9 +35,6 @@ pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
 const OWNER_DEPTH: usize = 16;
 /// Upper bound of [`MAX_OWNER_DEPTH`]: each sync reads as many objects.
 const DEEPEST: usize = 1000;
-
-/// Namespace of the revisions of cluster-scoped parents, unless an option names one.
-pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
@@ -60,23 +55,11 @@ pub struct Definition {
     pub(crate) generate_selector: bool,
     /// Fields of a parent whose change begins a rolling update; `spec` unless declared.
     pub(crate) revision_fields: Vec<String>,
-    /// Namespace of the revisions of cluster-scoped parents; `default` when parsed.
-    pub(crate) revision_namespace: Arc<str>,
     /// Time after which every parent is synced again.
     pub(crate) resync_period: Option<Duration>,
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub(crate) max_owner_depth: usize,
-    /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
-    pub(crate) max_children: usize,
-    /// Limits of customize responses; the defaults when parsed.
-    pub(crate) customize_limits: CustomizeLimits,
-    /// True if children are recreated without dry runs; false when parsed.
-    pub(crate) recreates_at_once: bool,
-    /// Behaviour of Metacontroller that is enabled; none when parsed.
-    pub(crate) strictness: Strictness,
-    /// Orphans that are adopted; all selected ones when parsed.
-    pub(crate) adoption: Adoption,
     /// Related types that may be missing.
     pub(crate) optional_related: OptionalRelated,
     /// Maximum number of concurrent hook calls, if the object sets one.
@@ -229,14 +212,8 @@ impl Definition {
                 children,
                 generate_selector,
                 revision_fields,
-                revision_namespace: DEFAULT_NAMESPACE.into(),
                 resync_period,
                 max_owner_depth,
-                max_children: MAX_CHILDREN,
-                customize_limits: CustomizeLimits::default(),
-                recreates_at_once: false,
-                strictness: Strictness::default(),
-                adoption: Adoption::default(),
                 optional_related,
                 workers,
                 apply_strategy,

@@ -32,8 +32,6 @@ const SETTLED: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct ParentWrites {
     parents: Mutex<HashMap<Request, TrackedParent, RandomState>>,
-    /// True if the write limit does not apply.
-    pub(crate) unlimited: bool,
 }
 
 #[derive(Debug)]
@@ -256,8 +254,7 @@ impl ParentWrites {
     /// Returns whether the limit admits a write of `what` for a parent.
     pub(crate) fn may_write(&self, key: &Request, what: &str) -> bool {
         let mut parents = self.lock();
-        let entry = parents.get_mut(key).filter(|_| !self.unlimited);
-        entry.is_none_or(|entry| entry.limit.may_write(what, Instant::now()))
+        parents.get_mut(key).is_none_or(|entry| entry.limit.may_write(what, Instant::now()))
     }
 
     /// Counts a write of a parent or child that changed it.

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use self::hook_call::{HookResponse, ParentJson, RevisionCall};
 use super::{
-    ControllerBudget, ControllerKind, Definition, HookKind, Parents,
+    ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
     adoption::AdoptionRule,
     apply::Apply,
     children::{ChildContext, DesiredChild, Parent, ServedChildType},
@@ -60,6 +60,8 @@ pub(crate) struct ParentReconciler {
     pub(crate) apply: Apply,
     pub(crate) recorder: EventRecorder,
     pub(crate) parents: Arc<Parents>,
+    /// Options of the process.
+    pub(crate) options: Arc<MetaOptions>,
     /// Namespace that is watched, if only one is.
     pub(crate) restricted: Option<Arc<str>>,
     pub(crate) types: TypeRegistry,
@@ -100,16 +102,23 @@ impl ParentReconciler {
                 rule: definition.apply_rule(),
                 budget: hooks.budget.clone(),
                 parents: Arc::clone(&parents),
+                options: Arc::clone(&self.options),
             },
             budget: hooks.budget.clone(),
             definition,
             hooks,
             recorder: self.recorder.clone(),
             parents,
+            options: Arc::clone(&self.options),
             restricted: self.restricted.clone(),
             types: self.types.clone(),
             running: TaskTracker::new(),
         }
+    }
+
+    /// Returns the maximum number of concurrent hook calls.
+    pub(crate) fn workers(&self) -> usize {
+        self.definition.workers.unwrap_or(self.options.workers)
     }
 
     /// Syncs a parent, or takes the step that precedes it.
@@ -326,7 +335,7 @@ impl ParentReconciler {
                 let selector = claim::selector_of(&object.json(), &parent.uid, generated);
                 let selector = selector.map_err(SyncError::Failed)?;
                 let manager = definition.apply_rule().manager;
-                let rule = AdoptionRule { adoption: definition.adoption, manager };
+                let rule = AdoptionRule { adoption: self.options.adoption, manager };
                 Ok(Ownership::Selected { selector, generated, rule })
             }
             ControllerKind::Decorator => {

@@ -192,7 +192,7 @@ impl ParentReconciler {
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
-            && !self.parents.writes.may_write(&parent.key, METADATA)
+            && !self.apply.may_write(&parent.key, METADATA)
         {
             is_held_back = true;
             metadata.retain(|field, _| field == FINALIZERS);
@@ -215,9 +215,8 @@ impl ParentReconciler {
     /// Returns whether a status is to be written: the server has not changed the same one before,
     /// and the write limit admits it.
     fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
-        let writes = &self.parents.writes;
-        !writes.status_settled(&parent.key, status.wanted, status.seen)
-            && writes.may_write(&parent.key, STATUS)
+        !self.parents.writes.status_settled(&parent.key, status.wanted, status.seen)
+            && self.apply.may_write(&parent.key, STATUS)
     }
 
     /// Sends the writes of an object, each for the version that the last one has left. A write of

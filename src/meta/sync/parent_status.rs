@@ -59,7 +59,7 @@ impl ParentReconciler {
         }
         // If each response has another status, each write of it triggers the next sync. The limit
         // ends that loop.
-        if !self.parents.writes.may_write(&parent.key, STATUS) {
+        if !self.apply.may_write(&parent.key, STATUS) {
             return Ok(false);
         }
         context.release_slot();
