@@ -303,7 +303,7 @@
 //! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
 //! | object counts as a revision of a parent | `src/meta/sync/revisions.rs::count` |
 //! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
-//! | loop of writes is bounded | `src/meta/write_limit.rs::may_write`, by the cause from `src/meta/write_cause.rs::begin` |
+//! | loop of writes is bounded | `src/meta/write_limit.rs::may_write` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | objects are updated where patches are forbidden | `src/meta/patches.rs::merge` |
 //! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` delays it |
@@ -331,7 +331,7 @@
 //! | addition | places |
 //! |---|---|
 //! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::meta_options` or `src/cli/instance.rs::cluster` copies it into an option of the library, `src/cli/run.rs::upstream` a flag of Metacontroller |
-//! | option of declared controllers | a field of `MetaOptions` in `src/meta/supervisor.rs`; `src/meta/supervisor/reconciler.rs::definition` copies it into the definition of a controller, `src/meta/supervisor/reconciler.rs::hook` into a hook |
+//! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/reconciler.rs::hook` passes those of a hook on |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |

@@ -6,6 +6,7 @@ mod apply;
 mod apply_strategy;
 mod budget;
 mod children;
+mod choice;
 mod claim;
 mod contested;
 mod controller_kind;
@@ -38,6 +39,7 @@ mod last_applied;
 mod log_text;
 mod manager_source;
 mod merge;
+mod options;
 mod ownership;
 mod parent_index;
 mod parent_writes;
@@ -63,7 +65,6 @@ mod sync_error;
 mod sync_record;
 mod webhook;
 mod workers;
-mod write_cause;
 mod write_limit;
 
 use api::{
@@ -79,7 +80,7 @@ pub use budget::{ResponseBudget, ResponseLimits};
 pub use controller_kind::ControllerKind;
 pub use crds::crds;
 pub use customize::{CustomizeLimits, OPTIONAL_RELATED};
-pub(crate) use definition::{ChildRule, ParentType, RollingRule, UpdateMethod};
+pub(crate) use definition::{ChildRule, ParentType, UpdateMethod};
 pub use definition::{Definition, MAX_OWNER_DEPTH};
 pub(crate) use endpoint::EndpointRule;
 pub(crate) use foreign_objects::{ForeignObjects, ForeignReason};
@@ -91,15 +92,13 @@ pub(crate) use hook_metrics::HookSeries;
 pub use hook_rule::HookKind;
 pub(crate) use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
+pub use options::{HookFactory, MetaOptions};
 pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use recorder::EventLimit;
 pub(crate) use rejection::Rejection;
 pub use strictness::Strictness;
-pub use supervisor::{
-    DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
-    Supervisor,
-};
+pub use supervisor::{DeclaredController, DeclaredControllers, PAUSED, SUPERVISOR, Supervisor};
 pub(crate) use webhook::Webhook;
 pub use workers::WORKERS;

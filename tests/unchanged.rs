@@ -164,8 +164,8 @@ async fn write_that_was_held_back_is_made_by_a_later_sync() {
     harness.hook.answers(move |mut request: Value| {
         let mut calls = calls.lock().unwrap();
         *calls += 1;
-        // The limit admits 20 writes at once after the first one, which the new parent has led to.
-        let text = if *calls <= 21 { calls.to_string() } else { "last".to_owned() };
+        // The limit admits 400 writes at once.
+        let text = if *calls <= 450 { calls.to_string() } else { "last".to_owned() };
         request["parent"]["spec"]["text"] = json!(text);
         std::future::ready(Ok(periodic(&request)))
     });

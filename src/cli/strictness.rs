@@ -13,9 +13,8 @@ pub(super) struct StrictnessArgs {
     /// Default: a hook that works with Metacontroller works unchanged.
     #[arg(long)]
     strict: bool,
-    /// Do not limit writes that follow from the controller's own writes alone, such as those of a
-    /// hook whose response differs each time. Default: at most 20 such writes of one object at
-    /// once, then one every 3 s.
+    /// Do not limit writes, such as those of a hook whose response differs each time. Default: at
+    /// most 400 writes of one object for one parent at once, then one each second.
     #[arg(long)]
     unlimited_writes: bool,
     /// Send metadata.managedFields to hooks, and keep them in memory. Default: they are left out.

@@ -3,51 +3,23 @@
 //! The author of a parent chooses its selector, and the hook need not know the objects that it
 //! matches: an adopted object that the hook does not want is deleted.
 
-use std::{fmt, str::FromStr};
-
-use super::{FieldManager, LAST_APPLIED, resource::ServerObject};
+use super::{FieldManager, LAST_APPLIED, choice::choice, resource::ServerObject};
 
 /// Annotation of an object: with the value `"true"`, a parent whose selector matches the object may
 /// adopt it.
 pub const ADOPT: &str = "pilotlight.dev/adopt";
 
-/// Orphans that a parent adopts, among those that its selector matches. A selector that requires no
-/// label matches for no adoption.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Adoption {
-    /// Every matching orphan, as in Metacontroller.
-    #[default]
-    Selected,
-    /// Matching orphans that a declared controller has written as children, by their last-applied
-    /// annotation or their managed fields, and matching ones with the annotation [`ADOPT`].
-    Proven,
-}
-
-impl Adoption {
-    /// All choices.
-    pub const ALL: [Self; 2] = [Self::Selected, Self::Proven];
-
-    /// Returns the name, as in the flag.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Selected => "selected",
-            Self::Proven => "proven",
-        }
-    }
-}
-
-impl fmt::Display for Adoption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Adoption {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|adoption| adoption.name() == text);
-        named.ok_or_else(|| "give selected or proven".to_owned())
+choice! {
+    /// Orphans that a parent adopts, among those that its selector matches. A selector that requires no
+    /// label matches for no adoption.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Adoption {
+        /// Every matching orphan, as in Metacontroller.
+        #[default]
+        Selected = "selected",
+        /// Matching orphans that a declared controller has written as children, by their last-applied
+        /// annotation or their managed fields, and matching ones with the annotation [`ADOPT`].
+        Proven = "proven",
     }
 }
 

@@ -39,7 +39,7 @@ use self::{
 };
 pub(crate) use self::{left_behind::is_alive, order::most_at_once};
 use super::{
-    ApplyStrategy, ControllerBudget, Parents,
+    ApplyStrategy, ControllerBudget, MetaOptions, Parents,
     apply_strategy::ApplyRule,
     budget::Reservation,
     children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
@@ -61,6 +61,8 @@ pub(crate) struct Apply {
     pub(crate) budget: ControllerBudget,
     /// Parents with the limits of their writes.
     pub(crate) parents: Arc<Parents>,
+    /// Options of the process.
+    pub(crate) options: Arc<MetaOptions>,
 }
 
 /// Results of the writes for one parent.
@@ -211,9 +213,7 @@ impl<'a> Execution<'a> {
         let what = self.rules.name(&step);
         // Deletions are not limited.
         let is_limited = !matches!(step, WriteStep::Delete { .. });
-        let (parents, parent) = (&self.apply.parents, &self.rules.parent.key);
-        let is_create = matches!(step, WriteStep::Create(_));
-        if is_limited && !parents.writes.may_write(parent, &what, is_create) {
+        if is_limited && !self.apply.may_write(&self.rules.parent.key, &what) {
             return;
         }
         // No other write of this parent is under way if this one has to wait.
@@ -345,6 +345,11 @@ impl Results {
 }
 
 impl Apply {
+    /// Returns whether a write of `what` for a parent is admitted now.
+    pub(crate) fn may_write(&self, parent: &Request, what: &str) -> bool {
+        self.options.strictness.unlimited_writes || self.parents.writes.may_write(parent, what)
+    }
+
     /// Writes one child. Returns its digest if it is as desired from now on.
     async fn write(
         &self,
@@ -382,7 +387,7 @@ impl Apply {
             WriteStep::Recreate { uid, created, observed, merged } => {
                 // An aggregated server may ignore `dryRun`, and carry the update out.
                 let has_dry_runs = served.version_order == VersionOrder::Comparable;
-                let is_checked = !self.parents.recreates_at_once;
+                let is_checked = !self.options.recreate_without_dry_run;
                 if is_checked && has_dry_runs {
                     let response = resource.dry_run_update(key, take(merged)).await;
                     if !differs(observed, &response, what, context.attempt())? {
@@ -494,18 +499,8 @@ impl Apply {
         let is_versioned = matches!(step, WriteStep::Update(write) if write.replaces.is_some());
         // Other writes are repeated in each sync: a webhook that reverted a field may be gone.
         let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
-        let writes = &self.parents.writes;
-        match (step, stored) {
-            (WriteStep::Delete { uid, .. } | WriteStep::Recreate { uid, .. }, _) => {
-                writes.deleted(parent, uid);
-            }
-            (WriteStep::Create(_), Some(stored)) => writes.created(parent, what, &stored),
-            (WriteStep::Update(_), Some(stored)) => writes.wrote(parent, what, &stored),
-            (WriteStep::TransferFields { .. }, Some(stored)) => writes.wrote(parent, what, &stored),
-            (
-                WriteStep::Create(_) | WriteStep::Update(_) | WriteStep::TransferFields { .. },
-                None,
-            ) => {}
+        if stored.is_some() {
+            self.parents.writes.wrote(parent, what);
         }
         is_equal
     }

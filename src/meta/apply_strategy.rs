@@ -1,10 +1,10 @@
 //! Apply strategy: the way in which the children of a declared controller are written.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc};
 
 use serde_json::Value;
 
-use super::rejection::Problems;
+use super::{choice::choice, rejection::Problems};
 
 /// Annotation of a declared controller: its apply strategy, instead of
 /// [`MetaOptions::apply_strategy`](super::MetaOptions::apply_strategy).
@@ -18,41 +18,15 @@ pub(crate) const METACONTROLLER: &str = "metacontroller";
 /// Longest name of a field manager that the API server accepts, in bytes.
 const LONGEST_MANAGER: usize = 128;
 
-/// Way in which children are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ApplyStrategy {
-    /// Three-way merge with the last-applied annotation, sent as an update.
-    #[default]
-    DynamicApply,
-    /// Apply patch, merged by the API server.
-    ServerSideApply,
-}
-
-impl ApplyStrategy {
-    /// All strategies.
-    pub const ALL: [Self; 2] = [Self::DynamicApply, Self::ServerSideApply];
-
-    /// Returns the name, as in the flag of Metacontroller.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::DynamicApply => "dynamic-apply",
-            Self::ServerSideApply => "server-side-apply",
-        }
-    }
-}
-
-impl fmt::Display for ApplyStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for ApplyStrategy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|strategy| strategy.name() == text);
-        named.ok_or_else(|| "give dynamic-apply or server-side-apply".to_owned())
+choice! {
+    /// Way in which children are written.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum ApplyStrategy {
+        /// Three-way merge with the last-applied annotation, sent as an update.
+        #[default]
+        DynamicApply = "dynamic-apply",
+        /// Apply patch, merged by the API server.
+        ServerSideApply = "server-side-apply",
     }
 }
 

@@ -35,7 +35,6 @@ use super::{
     log_text, merge,
     ownership::Ownership,
     rewrite,
-    write_cause::SeenVersion,
 };
 use crate::{
     controller::Request,
@@ -77,8 +76,6 @@ pub(crate) struct Child {
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
     pub(crate) terminating: bool,
-    /// Object and version.
-    pub(crate) seen: SeenVersion,
     /// The object.
     pub(crate) object: Object,
 }
@@ -92,7 +89,6 @@ impl Child {
             key: object.key().clone(),
             uid: header.uid.clone(),
             terminating: header.deletion_timestamp.is_some(),
-            seen: SeenVersion::new(&header.uid, &header.resource_version),
             object: object.clone(),
         }
     }
@@ -204,8 +200,10 @@ impl ChildContext<'_> {
                 None => deletes.push(PlannedChild::Delete(child)),
                 Some((order, desired)) => match self.groups[child.group].strategy {
                     UpdateMethod::OnDelete => {}
-                    UpdateMethod::Recreate => deletes.push(PlannedChild::Compare(child, desired)),
-                    UpdateMethod::InPlace => {
+                    UpdateMethod::Recreate | UpdateMethod::RollingRecreate => {
+                        deletes.push(PlannedChild::Compare(child, desired));
+                    }
+                    UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                         writes.push((order, PlannedChild::Compare(child, desired)));
                     }
                 },
@@ -314,21 +312,21 @@ impl ChildContext<'_> {
         let version = metadata.and_then(|metadata| metadata.get("resourceVersion")?.as_str());
         let replaces = version.map(str::to_owned);
         let body = Bytes::from(go_json::encode(&merged));
-        let method = self.groups[child.group].strategy;
-        let is_in_place = matches!(method, UpdateMethod::InPlace);
-        let content = is_in_place.then(|| Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS));
-        drop(merged);
-        let step = match method {
+        let step = match self.groups[child.group].strategy {
             UpdateMethod::OnDelete => return Ok(None),
-            UpdateMethod::Recreate => WriteStep::Recreate {
-                uid: child.uid.clone(),
-                created: self.new_child(desired.clone())?,
-                observed: json.into_owned().into(),
-                merged: body,
-            },
-            UpdateMethod::InPlace => {
+            UpdateMethod::Recreate | UpdateMethod::RollingRecreate => {
+                drop(merged);
+                WriteStep::Recreate {
+                    uid: child.uid.clone(),
+                    created: self.new_child(desired.clone())?,
+                    observed: json.into_owned().into(),
+                    merged: body,
+                }
+            }
+            UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
+                let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
+                drop(merged);
                 let (group, key) = (desired.group, desired.key.clone());
-                let content = content.flatten();
                 WriteStep::Update(Write {
                     group,
                     key,
@@ -562,10 +560,6 @@ pub(crate) mod fixtures {
             },
             uid: text("/metadata/uid").unwrap_or(name).into(),
             terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
-            seen: SeenVersion::new(
-                text("/metadata/uid").unwrap_or(name),
-                text("/metadata/resourceVersion").unwrap_or_default(),
-            ),
             object: undecoded(object.to_string()),
         }
     }

@@ -306,7 +306,7 @@ mod tests {
             hooks,
             &cluster,
             recorder,
-            1,
+            &Arc::default(),
             changed,
         );
         let runnable = Arc::new(runnable.unwrap());

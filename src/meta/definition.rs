@@ -8,7 +8,7 @@ mod decorator;
 mod fields;
 mod parents;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -17,12 +17,11 @@ use serde_json::Value;
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
 use super::{
-    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, FieldManager, HookKind, HookRule,
-    StatusChecks, Strictness,
+    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, StatusChecks,
     apply_strategy::{self, ApplyRule},
+    choice::choice,
     customize::OptionalRelated,
     finalizer,
-    protocol::MAX_CHILDREN,
     rejection::{Problems, Rejection},
     sent_controller,
     workers::workers,
@@ -36,9 +35,6 @@ pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
 const OWNER_DEPTH: usize = 16;
 /// Upper bound of [`MAX_OWNER_DEPTH`]: each sync reads as many objects.
 const DEEPEST: usize = 1000;
-
-/// Namespace of the revisions of cluster-scoped parents, unless an option names one.
-pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
@@ -59,23 +55,11 @@ pub struct Definition {
     pub(crate) generate_selector: bool,
     /// Fields of a parent whose change begins a rolling update; `spec` unless declared.
     pub(crate) revision_fields: Vec<String>,
-    /// Namespace of the revisions of cluster-scoped parents; `default` when parsed.
-    pub(crate) revision_namespace: Arc<str>,
     /// Time after which every parent is synced again.
     pub(crate) resync_period: Option<Duration>,
     /// Length of a chain of owners of the parent type at which a parent gets no more children of
     /// that type.
     pub(crate) max_owner_depth: usize,
-    /// Maximum number of children in one response; [`MAX_CHILDREN`] when parsed.
-    pub(crate) max_children: usize,
-    /// Limits of customize responses; the defaults when parsed.
-    pub(crate) customize_limits: CustomizeLimits,
-    /// True if children are recreated without dry runs; false when parsed.
-    pub(crate) recreates_at_once: bool,
-    /// Behaviour of Metacontroller that is enabled; none when parsed.
-    pub(crate) strictness: Strictness,
-    /// Orphans that are adopted; all selected ones when parsed.
-    pub(crate) adoption: Adoption,
     /// Related types that may be missing.
     pub(crate) optional_related: OptionalRelated,
     /// Maximum number of concurrent hook calls, if the object sets one.
@@ -101,8 +85,9 @@ pub(crate) struct ChildRule {
     pub(crate) type_ref: TypeRef,
     /// Update method of existing children.
     pub(crate) strategy: UpdateMethod,
-    /// Rule of rolling updates; `None` if all children are updated at once.
-    pub(crate) rolling: Option<RollingRule>,
+    /// Conditions that an updated child must have before the next one is updated; none unless the
+    /// update is rolling.
+    pub(crate) checks: StatusChecks,
     /// True if the controller also runs while the type is missing.
     pub(crate) optional: bool,
     /// True if a change of nothing but the status of a child does not sync its parent. Has no effect
@@ -110,32 +95,41 @@ pub(crate) struct ChildRule {
     pub(crate) ignore_status_changes: bool,
 }
 
-/// Rule of rolling updates of one type of children.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RollingRule {
-    /// True for `RollingInPlace`, false for `RollingRecreate`.
-    pub(crate) is_in_place: bool,
-    /// Conditions that an updated child must have before the next one is updated.
-    pub(crate) checks: StatusChecks,
-}
-
-impl RollingRule {
-    /// Returns the name of the update method.
-    pub(crate) fn method(&self) -> &'static str {
-        if self.is_in_place { "RollingInPlace" } else { "RollingRecreate" }
+choice! {
+    /// Update method of a child that exists and differs from the desired one.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) enum UpdateMethod {
+        /// Not updated; created again after it was deleted.
+        #[default]
+        OnDelete = "OnDelete",
+        /// Deleted by this sync, created by the next one.
+        Recreate = "Recreate",
+        /// Updated without being deleted.
+        InPlace = "InPlace",
+        /// Recreated, one child after the other.
+        RollingRecreate = "RollingRecreate",
+        /// Updated without being deleted, one child after the other.
+        RollingInPlace = "RollingInPlace",
     }
 }
 
-/// Update method of a child that exists and differs from the desired one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum UpdateMethod {
-    /// Not updated; created again after it was deleted.
-    #[default]
-    OnDelete,
-    /// Deleted by this sync, created by the next one.
-    Recreate,
-    /// Updated without being deleted.
-    InPlace,
+impl UpdateMethod {
+    /// Returns whether one child is updated after the other.
+    pub(crate) fn is_rolling(self) -> bool {
+        match self {
+            Self::OnDelete | Self::Recreate | Self::InPlace => false,
+            Self::RollingRecreate | Self::RollingInPlace => true,
+        }
+    }
+
+    /// Returns the method that updates all children at once.
+    fn at_once(self) -> Self {
+        match self {
+            Self::OnDelete => Self::OnDelete,
+            Self::Recreate | Self::RollingRecreate => Self::Recreate,
+            Self::InPlace | Self::RollingInPlace => Self::InPlace,
+        }
+    }
 }
 
 /// Specification of either kind, as far as it can be read. Each part that cannot has reported a
@@ -218,14 +212,8 @@ impl Definition {
                 children,
                 generate_selector,
                 revision_fields,
-                revision_namespace: DEFAULT_NAMESPACE.into(),
                 resync_period,
                 max_owner_depth,
-                max_children: MAX_CHILDREN,
-                customize_limits: CustomizeLimits::default(),
-                recreates_at_once: false,
-                strictness: Strictness::default(),
-                adoption: Adoption::default(),
                 optional_related,
                 workers,
                 apply_strategy,
@@ -272,7 +260,7 @@ impl Definition {
 
     /// Returns whether children of any type are updated one at a time.
     pub(crate) fn is_rolling(&self) -> bool {
-        self.children.iter().any(|rule| rule.rolling.is_some())
+        self.children.iter().any(|rule| rule.strategy.is_rolling())
     }
 
     /// Sets the resync period, unless the object declares one.

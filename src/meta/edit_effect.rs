@@ -1,8 +1,8 @@
 //! Effect of an edit of a declared controller on its runnable. A decision without I/O.
 //!
-//! The inputs of the runnable are built from the types of parents and children and from options of
-//! the process. A change of these needs a new epoch. Each sync reads the rest of the definition,
-//! which is replaced while the epoch runs.
+//! The inputs of the runnable are built from the types of parents and children. A change of these
+//! needs a new epoch. Each sync reads the rest of the definition, which is replaced while the epoch
+//! runs.
 
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -45,14 +45,8 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         children,
         generate_selector,
         revision_fields,
-        revision_namespace,
         resync_period,
         max_owner_depth,
-        max_children,
-        customize_limits,
-        recreates_at_once,
-        strictness,
-        adoption,
         optional_related,
         workers,
         apply_strategy,
@@ -62,15 +56,9 @@ pub(crate) fn edit_effect(old: &Definition, new: &Definition) -> EditEffect {
         customize,
         controller,
     } = old;
-    let is_same_process = *max_children == new.max_children
-        && *customize_limits == new.customize_limits
-        && *recreates_at_once == new.recreates_at_once
-        && *strictness == new.strictness
-        && *adoption == new.adoption
-        && *revision_namespace == new.revision_namespace;
     let is_same_apply =
         *apply_strategy == new.apply_strategy && *field_manager == new.field_manager;
-    if *kind != new.kind || *name != new.name || !is_same_process {
+    if *kind != new.kind || *name != new.name {
         return EditEffect::NewEpoch;
     }
     let swap =
@@ -121,13 +109,13 @@ fn of_children(old: &[ChildRule], new: &[ChildRule]) -> EditEffect {
         return EditEffect::NewEpoch;
     }
     let of_rule = |(old, new): (&ChildRule, &ChildRule)| {
-        let ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes } = old;
+        let ChildRule { type_ref, strategy, checks, optional, ignore_status_changes } = old;
         if *type_ref != new.type_ref || *optional != new.optional {
             return EditEffect::NewEpoch;
         }
         // Once status changes count again, no parent may miss the earlier ones.
         let is_same_trigger = *ignore_status_changes == new.ignore_status_changes;
-        if *strategy != new.strategy || *rolling != new.rolling || !is_same_trigger {
+        if *strategy != new.strategy || *checks != new.checks || !is_same_trigger {
             return EditEffect::Swap(NextSyncs::AtOnce);
         }
         EditEffect::Keep

@@ -1,4 +1,4 @@
-//! Writes for each parent: their limit and cause, and the last status as the server stored it.
+//! Writes for each parent: their limit, and the last status as the server stored it.
 //!
 //! The module also holds the record of a sync without writes, the digests of equal children, and
 //! the due time of the next resync.
@@ -15,49 +15,31 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
-    children::Child,
     digest::digest,
     equal_children::EqualChildren,
     fingerprint::Fingerprint,
-    resource::{LiveOwner, StoredObject},
-    resync::ResyncTimes,
+    resource::LiveOwner,
     sync_record::SyncRecord,
-    write_cause::{SeenVersion, SyncState, WriteCause},
     write_limit::{FlappingObject, WriteLimit},
 };
-use crate::controller::Request;
+use crate::{controller::Request, duration::LONGEST};
 
 /// Time for which a pruned status counts as written. Afterwards it is written again, since the
 /// schema may have gained the field.
 const SETTLED: Duration = Duration::from_secs(60);
-/// Time after which the create of a child counts again that an edit has deleted. The tokens of the
-/// write limit refill in this time.
-const REPLACED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct ParentWrites {
     parents: Mutex<HashMap<Request, TrackedParent, RandomState>>,
-    /// True if the write limit does not apply.
-    pub(crate) unlimited: bool,
 }
 
 #[derive(Debug)]
 struct TrackedParent {
     uid: Arc<str>,
     limit: WriteLimit,
-    // Cause of the running sync.
-    cause: WriteCause,
-    is_resync: bool,
-    // True if an edit of the parent or of the definition, or a resync, has caused the running sync.
-    is_edit: bool,
-    failed_work: bool,
-    state: SyncState,
-    // Version of the parent that the last sync has observed or left.
-    version: Option<SeenVersion>,
-    // Digests of the children that syncs of edits have deleted, with the times.
-    replaced: BTreeMap<u64, Instant>,
-    resync: ResyncTimes,
+    // Time of the resync that a response requested; kept until it has passed.
+    resync: Option<Instant>,
     contested: BTreeMap<String, ContestedObject>,
     // Replacements that are refused.
     refused: BTreeMap<String, RefusedReplacement>,
@@ -122,26 +104,8 @@ struct StoredStatus {
 }
 
 impl TrackedParent {
-    /// Cause of a write of the running sync. A create counts, unless an edit has deleted the child.
-    /// Otherwise a child that another client always deletes would be created in a loop.
-    fn cause_of(&self, what: &str, is_create: bool) -> WriteCause {
-        match is_create {
-            false => self.cause,
-            true if self.replaced.contains_key(&digest(what)) => WriteCause::ExternalChange,
-            true => WriteCause::OwnWrites,
-        }
-    }
-
-    fn wrote(&mut self, what: &str, stored: &StoredObject, is_create: bool) {
-        let (cause, seen) = (self.cause_of(what, is_create), stored.seen());
-        self.contested.remove(what);
-        self.refused.remove(what);
-        self.limit.wrote(what, cause, Instant::now());
-        if is_create {
-            self.replaced.remove(&digest(what));
-        }
-        self.version = self.version.map(|last| if last.is_of(seen) { seen } else { last });
-        self.state.wrote(seen);
+    fn next_resync(&self, tick: Option<Instant>) -> Option<Instant> {
+        self.resync.into_iter().chain(tick).min()
     }
 }
 
@@ -153,14 +117,7 @@ impl ParentWrites {
             let entry = TrackedParent {
                 uid: uid.clone(),
                 limit: WriteLimit::default(),
-                cause: WriteCause::ExternalChange,
-                is_resync: false,
-                is_edit: false,
-                failed_work: false,
-                state: SyncState::default(),
-                version: None,
-                replaced: BTreeMap::new(),
-                resync: ResyncTimes::default(),
+                resync: None,
                 contested: BTreeMap::new(),
                 refused: BTreeMap::new(),
                 notes: BTreeSet::new(),
@@ -174,47 +131,14 @@ impl ParentWrites {
         }
     }
 
-    /// Begins a sync of a parent; to be called before [`Self::observed`].
+    /// Begins a sync of a parent.
     pub(crate) fn begin(&self, key: &Request) {
         if let Some(entry) = self.lock().get_mut(key) {
-            let (failed, now) = (take(&mut entry.failed_work), Instant::now());
+            let now = Instant::now();
             entry.limit.prune(now);
-            entry.replaced.retain(|_, at| now.duration_since(*at) < REPLACED);
-            let is_due = entry.resync.begin(now);
-            entry.is_resync = is_due || failed;
-            entry.is_edit = is_due || (failed && entry.is_edit);
-            entry.cause = WriteCause::ExternalChange;
+            entry.resync = entry.resync.filter(|at| *at > now);
             entry.contested.values_mut().for_each(|contested| contested.is_current = false);
             entry.refused.values_mut().for_each(|refused| refused.is_current = false);
-        }
-    }
-
-    /// Decides on the cause of the sync from the objects that it has observed. A resync is work.
-    pub(crate) fn observed(&self, key: &Request, observed: Vec<SeenVersion>) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            let own = SeenVersion::new(&entry.uid, "");
-            let version = observed.iter().copied().find(|seen| seen.is_of(own));
-            entry.is_edit |= entry.version != version;
-            entry.version = version;
-            let cause = entry.state.begin(observed);
-            entry.cause = if entry.is_resync { WriteCause::ExternalChange } else { cause };
-        }
-    }
-
-    /// Counts the running sync as work: it takes a step of a rollout, which own writes have caused.
-    /// The number of such steps is bounded.
-    pub(crate) fn begin_work(&self, key: &Request) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            entry.cause = WriteCause::ExternalChange;
-        }
-    }
-
-    /// Ends a sync. The retry of a sync that failed before any write has the same cause.
-    pub(crate) fn end(&self, key: &Request, failed: bool) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            let is_work = entry.cause == WriteCause::ExternalChange;
-            entry.failed_work = failed && is_work && !entry.state.has_written();
-            entry.state.end();
         }
     }
 
@@ -226,30 +150,29 @@ impl ParentWrites {
         }
     }
 
-    /// Records the time that a response requests until the next sync.
+    /// Records the time that a response requests until the next sync. It replaces an earlier one, and
+    /// a response without a time leaves that.
     pub(crate) fn resync_after(&self, key: &Request, after: Duration) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.resync.requested(after, Instant::now());
+            let now = Instant::now();
+            entry.resync = Some(now.checked_add(after).unwrap_or(now + LONGEST));
         }
     }
 
     /// Returns the time of the next resync: the requested time, or the end of the period.
     pub(crate) fn next_resync(&self, key: &Request, tick: Option<Instant>) -> Option<Instant> {
-        self.lock().get_mut(key)?.resync.next(tick, Instant::now())
+        self.lock().get(key)?.next_resync(tick)
     }
 
-    /// Moves the next resync of each parent, since the definition has changed. The next sync of
-    /// each counts as work. `tick` returns the end of the period of a uid.
-    pub(crate) fn reschedule(
+    /// Returns the time of the next resync of each parent. `tick` returns the end of the period of a
+    /// uid.
+    pub(crate) fn next_resyncs(
         &self,
         tick: impl Fn(&str) -> Option<Instant>,
     ) -> Vec<(Request, Option<Instant>)> {
-        let (mut parents, now) = (self.lock(), Instant::now());
-        let moved = parents.iter_mut().map(|(key, entry)| {
-            (entry.failed_work, entry.is_edit) = (true, true);
-            (key.clone(), entry.resync.next(tick(&entry.uid), now))
-        });
-        moved.collect()
+        let parents = self.lock();
+        let next = |entry: &TrackedParent| entry.next_resync(tick(&entry.uid));
+        parents.iter().map(|(key, entry)| (key.clone(), next(entry))).collect()
     }
 
     /// Records that a desired object of the parent exists and is not the parent's.
@@ -329,26 +252,17 @@ impl ParentWrites {
     }
 
     /// Returns whether the limit admits a write of `what` for a parent.
-    pub(crate) fn may_write(&self, key: &Request, what: &str, is_create: bool) -> bool {
+    pub(crate) fn may_write(&self, key: &Request, what: &str) -> bool {
         let mut parents = self.lock();
-        let now = Instant::now();
-        parents
-            .get_mut(key)
-            .filter(|_| !self.unlimited)
-            .is_none_or(|entry| entry.limit.may_write(what, entry.cause_of(what, is_create), now))
+        parents.get_mut(key).is_none_or(|entry| entry.limit.may_write(what, Instant::now()))
     }
 
-    /// Counts a write of a parent or child that changed it, and records its new version.
-    pub(crate) fn wrote(&self, key: &Request, what: &str, stored: &StoredObject) {
+    /// Counts a write of a parent or child that changed it.
+    pub(crate) fn wrote(&self, key: &Request, what: &str) {
         if let Some(entry) = self.lock().get_mut(key) {
-            entry.wrote(what, stored, false);
-        }
-    }
-
-    /// Counts a create, and records the version of the child.
-    pub(crate) fn created(&self, key: &Request, what: &str, stored: &StoredObject) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            entry.wrote(what, stored, true);
+            entry.contested.remove(what);
+            entry.refused.remove(what);
+            entry.limit.wrote(what, Instant::now());
         }
     }
 
@@ -361,28 +275,6 @@ impl ParentWrites {
         let refused = entry.refused.entry(what.to_owned()).or_insert_with(new);
         refused.is_current = true;
         refused.since.elapsed()
-    }
-
-    /// Records that a child was deleted, which no limit counts.
-    pub(crate) fn deleted(&self, key: &Request, uid: &str) {
-        if let Some(entry) = self.lock().get_mut(key) {
-            entry.state.deleted(uid);
-        }
-    }
-
-    /// Records which of these children the running sync has deleted, if an edit has caused it. A
-    /// create in place of such a child is work. `what` returns the name of a child in the limit.
-    pub(crate) fn replaced(
-        &self,
-        key: &Request,
-        children: &[Child],
-        what: impl Fn(&Child) -> String,
-    ) {
-        if let Some(entry) = self.lock().get_mut(key).filter(|entry| entry.is_edit) {
-            let deleted = children.iter().filter(|child| entry.state.has_deleted(child.seen));
-            let now = Instant::now();
-            entry.replaced.extend(deleted.map(|child| (digest(what(child)), now)));
-        }
     }
 
     /// Counts a conflict: another client wrote `what` first.
@@ -461,54 +353,25 @@ impl ParentWrites {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
-    use super::{
-        super::{children::fixtures, sync_record::ObservedDigest},
-        *,
-    };
+    use super::{super::sync_record::ObservedDigest, *};
 
     #[tokio::test(start_paused = true)]
-    async fn create_in_place_of_a_child_is_work_if_an_edit_of_the_parent_has_deleted_it() {
+    async fn time_that_the_newest_response_requests_stays_until_it_has_passed() {
         let (writes, key) = (ParentWrites::default(), Request::namespaced("ns", "a"));
-        let what = "ConfigMap ns/c";
-        writes.track(&key, &"p".into());
-        let begin = |observed: &[(&str, &str)]| {
-            let seen = observed.iter().map(|(uid, version)| SeenVersion::new(uid, version));
-            writes.begin(&key);
-            writes.observed(&key, seen.collect());
-        };
-        let delete = |uid: &str, parent: &str, version: &str| {
-            let metadata = json!({"namespace": "ns", "uid": uid, "resourceVersion": version});
-            let child = fixtures::child(0, "c", json!({"metadata": metadata}));
-            begin(&[("p", parent), (uid, version)]);
-            writes.deleted(&key, uid);
-            writes.replaced(&key, &[child], |_| what.to_owned());
-            writes.end(&key, false);
-        };
-        // Deletes the child in one sync and creates it in the next one, if that is admitted.
-        let replaces = |round: u32, parent: &str, version: &str| {
-            delete(&round.to_string(), parent, version);
-            begin(&[("p", parent)]);
-            let is_admitted = writes.may_write(&key, what, true);
-            if is_admitted {
-                let metadata = json!({"uid": (round + 1).to_string(), "resourceVersion": "1"});
-                let stored = serde_json::from_value(json!({"metadata": metadata})).unwrap();
-                writes.created(&key, what, &stored);
-            }
-            writes.end(&key, false);
-            is_admitted
-        };
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let period = Some(now + 60 * second);
+        writes.track(&key, &"u".into());
+        writes.resync_after(&key, Duration::MAX);
+        assert_eq!(writes.next_resync(&key, None), Some(now + LONGEST));
+        writes.resync_after(&key, 10 * second);
 
-        assert!((0..60).all(|round| replaces(round, &round.to_string(), "1")), "edits");
-        let by_others = (60..120).filter(|round| replaces(*round, "59", "2"));
-        assert_eq!(by_others.count(), 20, "another client changes the child each time");
-        delete("x", "60", "1");
-        let remembered = || writes.lock().values().map(|entry| entry.replaced.len()).sum::<usize>();
-        assert_eq!(remembered(), 1);
-        tokio::time::advance(REPLACED).await;
-        begin(&[("p", "60")]);
-        assert_eq!(remembered(), 0, "the child may never return");
+        tokio::time::advance(9 * second).await;
+        writes.begin(&key);
+        assert_eq!(writes.next_resync(&key, period), Some(now + 10 * second));
+
+        tokio::time::advance(second).await;
+        writes.begin(&key);
+        assert_eq!(writes.next_resync(&key, period), period);
     }
 
     #[tokio::test(start_paused = true)]
@@ -560,7 +423,6 @@ mod tests {
             writes.begin(&key);
             let refused = is_refused.then(|| writes.refused_for(&key, "x"));
             writes.end_replacements(&key);
-            writes.end(&key, true);
             tokio::time::advance(minute).await;
             refused
         };
@@ -569,7 +431,6 @@ mod tests {
         assert_eq!(sync(true).await, Some(minute));
         // A sync whose hook fails comes to no child.
         writes.begin(&key);
-        writes.end(&key, true);
         tokio::time::advance(minute).await;
         assert_eq!(sync(true).await, Some(3 * minute));
         assert_eq!(sync(false).await, None);

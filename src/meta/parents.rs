@@ -34,10 +34,6 @@ pub(crate) struct Parents {
     pub(crate) patches: Patches,
     /// Input of their revisions.
     pub(crate) revisions: RevisionInput,
-    /// True if children are recreated without dry runs, as by Metacontroller.
-    pub(crate) recreates_at_once: bool,
-    /// True if server-side apply takes over objects without a controller, as by Metacontroller.
-    pub(crate) takes_over: bool,
     /// Time from which the periods of resyncs are counted.
     pub(crate) begin: Instant,
     /// Scopes of the parent types in the first epoch that synced one.
@@ -56,8 +52,6 @@ impl Parents {
             foreign: ForeignObjects::default(),
             patches: Patches::default(),
             revisions: RevisionInput::default(),
-            recreates_at_once: false,
-            takes_over: false,
             begin: Instant::now(),
             scopes: Mutex::default(),
         }

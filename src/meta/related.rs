@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use self::concerned::ConcernedParents;
 use super::{
-    customize::{CustomizeLimits, OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
+    MetaOptions,
+    customize::{OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
     fingerprint::Fingerprint,
 };
 use crate::{
@@ -38,10 +39,7 @@ const NAMESPACES: &str = "selected namespaces";
 #[derive(Debug, Default)]
 pub(crate) struct RelatedObjects {
     state: Mutex<RelatedState>,
-    /// True if `managedFields` are kept.
-    managed_fields: bool,
-    /// Limits of the rules of a parent.
-    limits: CustomizeLimits,
+    options: Arc<MetaOptions>,
 }
 
 #[derive(Debug, Default)]
@@ -127,9 +125,9 @@ enum Cache {
 }
 
 impl RelatedObjects {
-    /// Returns an empty state; `managed_fields` keeps them in the objects.
-    pub(crate) fn new(managed_fields: bool, limits: CustomizeLimits) -> Self {
-        Self { state: Mutex::default(), managed_fields, limits }
+    /// Returns an empty state.
+    pub(crate) fn new(options: Arc<MetaOptions>) -> Self {
+        Self { state: Mutex::default(), options }
     }
 
     /// Returns the rules of a parent from an earlier response, unless the parent's declaration has
@@ -219,7 +217,7 @@ impl RelatedObjects {
             by_type.entry(input_of(&rule.type_ref)).or_default().push(rule);
         }
         let mut groups = Vec::with_capacity(by_type.len());
-        let most = self.limits.names;
+        let most = self.options.customize.names;
         for (input, wanted) in by_type {
             let has_rules = wanted.iter().any(|rule| rules.contains(rule));
             let required = wanted.iter().find(|rule| rules.contains(rule));
@@ -277,7 +275,8 @@ impl RelatedObjects {
         let selector = rule.namespace_selector().map(|selector| format!("{selector:?}"));
         let matching = selector.and_then(|selector| namespaces.get(&selector));
         let matching = matching.map_or(&[][..], Vec::as_slice);
-        rule.interests(scope, matching, self.limits.names).map_err(RelatedError::Invalid)
+        let most = self.options.customize.names;
+        rule.interests(scope, matching, most).map_err(RelatedError::Invalid)
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
@@ -367,7 +366,7 @@ impl RelatedObjects {
             related.concerned(&name, delta).into_iter().for_each(|parent| enqueue.add(parent));
         });
         let (related, name) = (Arc::clone(self), input.to_owned());
-        let managed_fields = self.managed_fields;
+        let managed_fields = self.options.strictness.managed_fields;
         let describe = move |builder: Builder| {
             let builder = builder.claims_type(type_ref, handler).whole().optional();
             let builder = if managed_fields { builder.managed_fields() } else { builder };

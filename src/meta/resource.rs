@@ -18,10 +18,7 @@ use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
-    meta::{
-        FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, go_json,
-        write_cause::SeenVersion,
-    },
+    meta::{FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, go_json},
     redaction,
 };
 
@@ -48,8 +45,6 @@ pub(crate) struct StoredObject {
 #[serde(rename_all = "camelCase")]
 struct StoredMetadata {
     #[serde(default)]
-    uid: Option<String>,
-    #[serde(default)]
     resource_version: Option<String>,
 }
 
@@ -57,20 +52,14 @@ impl StoredObject {
     /// Reads the response to a write as far as the identity of the object, without the status. What
     /// follows may be damaged: the server has stored the object.
     pub(crate) fn without_status(body: &[u8]) -> Result<Self, serde_json::Error> {
-        let (ObjectIdentity { uid, version, .. }, _) = ObjectIdentity::of_response(body)?;
-        let metadata = StoredMetadata { uid, resource_version: version };
+        let (ObjectIdentity { version, .. }, _) = ObjectIdentity::of_response(body)?;
+        let metadata = StoredMetadata { resource_version: version };
         Ok(Self { metadata, status: None })
     }
 
     /// Returns the resourceVersion; an aggregated API may have none.
     pub(crate) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_deref()
-    }
-
-    /// Returns the object and its version, as a later sync will observe them.
-    pub(crate) fn seen(&self) -> SeenVersion {
-        let uid = self.metadata.uid.as_deref().unwrap_or_default();
-        SeenVersion::new(uid, self.version().unwrap_or_default())
     }
 }
 

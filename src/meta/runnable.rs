@@ -20,7 +20,7 @@ use crate::{
         all_of, always, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        Adoption, ChildRule, ControllerKind, Definition, HookKind, ParentType, Parents, Strictness,
+        ChildRule, ControllerKind, Definition, HookKind, MetaOptions, ParentType, Parents,
         apply::Apply,
         counted_hook::Hooks,
         current::CurrentSync,
@@ -57,10 +57,12 @@ impl DeclaredRunnable {
         hooks: Hooks,
         cluster: &Cluster,
         recorder: EventRecorder,
-        workers: usize,
+        options: &Arc<MetaOptions>,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let parents = Arc::new(parents(&definition, Parents::new(health_changed)));
+        let mut parents = Parents::new(health_changed);
+        parents.related = Arc::new(RelatedObjects::new(Arc::clone(options)));
+        let parents = Arc::new(parents);
         let has_finalize = definition.finalize.is_some();
         let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
         let current = CurrentSync::new(ParentReconciler {
@@ -70,11 +72,13 @@ impl DeclaredRunnable {
                 rule: definition.apply_rule(),
                 budget: hooks.budget.clone(),
                 parents: Arc::clone(&parents),
+                options: Arc::clone(options),
             },
             budget: hooks.budget.clone(),
             hooks,
             recorder,
             parents: Arc::clone(&parents),
+            options: Arc::clone(options),
             restricted: cluster.namespace.clone(),
             types: cluster.types.clone(),
             running: TaskTracker::new(),
@@ -82,7 +86,7 @@ impl DeclaredRunnable {
         let mut builder = Controller::builder(name)
             // A resync is due regardless of the back-off.
             .backoff(Backoff::default())
-            .max_concurrent_reconciles(workers)
+            .max_concurrent_reconciles(current.get().workers())
             .most_running(MOST_SYNCS);
         builder = add_parents(builder, &definition, &current);
         builder = add_children(builder, &definition, &current, &parents);
@@ -145,6 +149,7 @@ impl DeclaredRunnable {
 /// Adds the types of the parents, whose changes sync them.
 fn add_parents(mut builder: Builder, definition: &Definition, current: &CurrentSync) -> Builder {
     for (primary, parent) in definition.parents.iter().enumerate() {
+        let keeps_managed_fields = current.get().options.strictness.managed_fields;
         let current = current.clone();
         builder =
             builder.for_type(parent.type_ref.clone()).predicate(Predicate::new(move |delta| {
@@ -157,7 +162,7 @@ fn add_parents(mut builder: Builder, definition: &Definition, current: &CurrentS
             // Any one of the types is enough: see `ready`.
             ControllerKind::Decorator => builder.optional(),
         };
-        if definition.strictness.managed_fields {
+        if keeps_managed_fields {
             builder = builder.managed_fields();
         }
     }
@@ -174,6 +179,7 @@ fn add_children(
     for (child, rule) in definition.children.iter().enumerate() {
         let (parents, synced) = (Arc::clone(parents), Arc::clone(parents));
         let current = current.clone();
+        let keeps_managed_fields = current.get().options.strictness.managed_fields;
         let handler = Handler::delta(move |delta, enqueue| {
             let current = current.get();
             let rule = current.definition.children.get(child);
@@ -191,22 +197,11 @@ fn add_children(
             }
         });
         builder = if rule.optional { builder.optional() } else { builder.conditional() };
-        if definition.strictness.managed_fields {
+        if keeps_managed_fields {
             builder = builder.managed_fields();
         }
     }
     builder
-}
-
-/// Returns the parents of a controller as its definition declares them.
-fn parents(definition: &Definition, mut parents: Parents) -> Parents {
-    let Strictness { strict, unlimited_writes, managed_fields } = definition.strictness;
-    parents.recreates_at_once = definition.recreates_at_once;
-    // An object that no controller has written is not proven to be ours.
-    parents.takes_over = !strict && definition.adoption == Adoption::Selected;
-    parents.writes.unlimited = unlimited_writes;
-    parents.related = Arc::new(RelatedObjects::new(managed_fields, definition.customize_limits));
-    parents
 }
 
 /// Returns the observer of rollouts, which reports them in the health of the hook and in metrics.
@@ -327,7 +322,7 @@ fn changes_more_than_status(delta: &Delta, finalizer: &Finalizer) -> bool {
 
 /// Returns whether a change of a child triggers syncs of the parents that it concerns.
 fn child_triggers_sync(delta: &Delta, rule: &ChildRule) -> bool {
-    let ignored = rule.ignore_status_changes && rule.rolling.is_none();
+    let ignored = rule.ignore_status_changes && !rule.strategy.is_rolling();
     !ignored
         || changes_beside_status(delta, |old, new| {
             old.deletion_timestamp != new.deletion_timestamp || old.owners != new.owners

@@ -9,8 +9,8 @@ pub struct Strictness {
     /// UTF-8. With server-side apply an object without a controller is left alone in place of a new
     /// child.
     pub strict: bool,
-    /// Writes without another cause than earlier writes of the controller are not limited.
-    /// Otherwise 20 such writes of one object are sent at once, then one every 3 s.
+    /// Writes are not limited. Otherwise 400 writes of one object for one parent are sent at once,
+    /// then one each second.
     pub unlimited_writes: bool,
     /// Hooks receive `metadata.managedFields`, which the caches then keep.
     pub managed_fields: bool,

@@ -14,32 +14,24 @@ mod swap;
 #[cfg(feature = "testing")]
 mod tests;
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 use futures::future::BoxFuture;
-use http::HeaderValue;
 use tracing::warn;
 
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
-    Adoption, ApplyStrategy, ControllerKind, CustomizeLimits, Definition, EventLimit, FieldManager,
-    Hook, HookKind, HookMetrics, ResponseBudget, Selector, Strictness,
-    credentials::HookCredentials, declared::Changes, definition::DEFAULT_NAMESPACE,
-    manager_source::ManagerSource, protocol::MAX_CHILDREN, recorder::EventRecorder,
-    webhook::MAX_RETRY_AFTER,
+    ControllerKind, Definition, HookFactory, MetaOptions, credentials::HookCredentials,
+    declared::Changes, manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
+    guard::GuardedDrop,
     manager::{
         ConditionalRunnable, Epoch, ManagerHandle, MetricPart, Readiness, Registration, RunResult,
-        Runnable, RunnableOptions, StopReason,
+        Runnable, StopReason,
     },
-    transport::{Proxies, user_agent},
 };
 
 /// Annotation that stops a declared controller while its value is `"true"`.
@@ -48,116 +40,6 @@ pub const PAUSED: &str = "pilotlight.dev/paused";
 /// Recommended name of the supervisor of CompositeControllers in the manager; see
 /// [`Supervisor::name`].
 pub const SUPERVISOR: &str = "compositecontrollers";
-
-/// Creates one of the declared hooks of a controller, in place of a call to its URL.
-pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send + Sync>;
-
-/// Options of all declared controllers.
-#[derive(Clone)]
-pub struct MetaOptions {
-    /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
-    /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
-    /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is
-    /// more.
-    pub workers: usize,
-    /// Options of each runnable.
-    pub runnable: RunnableOptions,
-    /// Metrics of hook calls, which the supervisors register with their manager.
-    pub metrics: HookMetrics,
-    /// Makes hooks; `None` calls the declared webhooks.
-    pub hooks: Option<HookFactory>,
-    /// Budget of the hook responses that are held at once, in bytes; defaults as in
-    /// [`ResponseLimits`](super::ResponseLimits).
-    pub responses: ResponseBudget,
-    /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which
-    /// is the default. Calls beyond it wait in the order in which they were made.
-    pub max_hook_calls: usize,
-    /// Selects the declared controllers that are run and whose status is written; all by default. A
-    /// controller that stops matching is stopped.
-    pub target: Selector,
-    /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
-    /// second counts as one second.
-    pub resync_period: Option<Duration>,
-    /// Maximum number of children in one response; 10,000 by default.
-    pub max_children: usize,
-    /// Limits of the responses of customize hooks.
-    pub customize: CustomizeLimits,
-    /// Namespace of the revisions of cluster-scoped parents; `default` by default. A cluster that is
-    /// limited to one namespace uses that one.
-    pub revision_namespace: Arc<str>,
-    /// Rate limit of the Events of one object.
-    pub events: EventLimit,
-    /// Deletes a child that is to be recreated without dry runs, as Metacontroller does; off by
-    /// default.
-    pub recreate_without_dry_run: bool,
-    /// Apply strategy of controllers without the annotation
-    /// [`APPLY_STRATEGY`](super::APPLY_STRATEGY); dynamic apply by default.
-    pub apply_strategy: ApplyStrategy,
-    /// Field manager of server-side apply, of controllers without the annotation
-    /// [`APPLY_FIELD_MANAGER`](super::APPLY_FIELD_MANAGER); that of Metacontroller by default.
-    pub field_manager: FieldManager,
-    /// Refusals beyond those of Metacontroller, and lifted bounds; none by default.
-    pub strictness: Strictness,
-    /// Orphans that become children of a composite's parent; all that its selector matches by
-    /// default.
-    pub adoption: Adoption,
-    /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
-    /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
-    pub hook_error_excerpts: bool,
-    /// Follows redirects of hooks with status 307 and 308, as Metacontroller does; on by default.
-    /// Another host gets no credentials. No effect on hooks that `hooks` makes.
-    pub hook_redirects: bool,
-    /// Longest wait that a hook may request by status 429; 5 min by default. A longer one is cut. No
-    /// effect on hooks that `hooks` makes.
-    pub longest_hook_retry_after: Duration,
-    /// Proxies through which hooks are reached; none by default. No effect on hooks that `hooks`
-    /// makes.
-    pub hook_proxies: Proxies,
-    /// `User-Agent` of requests to hooks; names the library by default.
-    /// [`Transport::user_agent`](crate::transport::Transport::user_agent) also names the product of
-    /// the embedder. No effect on hooks that `hooks` makes.
-    pub user_agent: HeaderValue,
-}
-
-impl Default for MetaOptions {
-    fn default() -> Self {
-        Self {
-            workers: 5,
-            runnable: RunnableOptions::default(),
-            metrics: HookMetrics::default(),
-            hooks: None,
-            responses: ResponseBudget::default(),
-            max_hook_calls: 0,
-            target: Selector::default(),
-            resync_period: None,
-            max_children: MAX_CHILDREN,
-            customize: CustomizeLimits::default(),
-            revision_namespace: DEFAULT_NAMESPACE.into(),
-            events: EventLimit::default(),
-            recreate_without_dry_run: false,
-            apply_strategy: ApplyStrategy::default(),
-            field_manager: FieldManager::default(),
-            strictness: Strictness::default(),
-            adoption: Adoption::default(),
-            hook_error_excerpts: false,
-            hook_redirects: true,
-            longest_hook_retry_after: MAX_RETRY_AFTER,
-            hook_proxies: Proxies::default(),
-            user_agent: user_agent::library(),
-        }
-    }
-}
-
-impl fmt::Debug for MetaOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetaOptions")
-            .field("workers", &self.workers)
-            .field("max_hook_calls", &self.max_hook_calls)
-            .field("target", &self.target)
-            .field("resync_period", &self.resync_period)
-            .finish_non_exhaustive()
-    }
-}
 
 /// State that the supervisors of one process share.
 struct SharedState {
@@ -211,7 +93,7 @@ impl Supervisor {
         manager: ManagerHandle,
         options: MetaOptions,
     ) -> Result<Self, BuildError> {
-        let options = bounded(options)?;
+        let options = Arc::new(bounded(options)?);
         let shared = SharedState::new(cluster, &manager, &options);
         Self::of(ControllerKind::Composite, cluster, manager, options, &shared)
     }
@@ -228,9 +110,9 @@ impl Supervisor {
         manager: &ManagerHandle,
         options: MetaOptions,
     ) -> Result<Vec<Self>, BuildError> {
-        let options = bounded(options)?;
+        let options = Arc::new(bounded(options)?);
         let shared = SharedState::new(cluster, manager, &options);
-        let of = |kind| Self::of(kind, cluster, manager.clone(), options.clone(), &shared);
+        let of = |kind| Self::of(kind, cluster, manager.clone(), Arc::clone(&options), &shared);
         ControllerKind::ALL.into_iter().map(of).collect()
     }
 
@@ -238,7 +120,7 @@ impl Supervisor {
         kind: ControllerKind,
         cluster: &Cluster,
         manager: ManagerHandle,
-        options: MetaOptions,
+        options: Arc<MetaOptions>,
         shared: &SharedState,
     ) -> Result<Self, BuildError> {
         let changes = Arc::new(Changes::default());
@@ -329,11 +211,16 @@ impl ConditionalRunnable for Supervisor {
     }
 }
 
-/// Checks the options, and bounds the calls of all controllers together.
+/// Checks the options, bounds the calls of all controllers together, and guards the drop of the
+/// factory of hooks: the last holder of the options may be any task.
 fn bounded(mut options: MetaOptions) -> Result<MetaOptions, BuildError> {
     if options.workers == 0 {
         return Err(BuildError::NoWorkers(SUPERVISOR.into()));
     }
     options.responses = options.responses.most_calls(options.max_hook_calls);
+    options.hooks = options.hooks.map(|make| {
+        let make = GuardedDrop::new(make);
+        Arc::new(move |definition: &Definition, kind| make(definition, kind)) as HookFactory
+    });
     Ok(options)
 }

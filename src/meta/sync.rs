@@ -28,20 +28,18 @@ use tokio_util::task::TaskTracker;
 
 use self::hook_call::{HookResponse, ParentJson, RevisionCall};
 use super::{
-    ControllerBudget, ControllerKind, Definition, HookKind, Parents,
+    ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
     adoption::AdoptionRule,
     apply::Apply,
-    children::{Child, ChildContext, DesiredChild, Parent},
+    children::{ChildContext, DesiredChild, Parent},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
     ownership::Ownership,
     protocol::ObservedObjects,
     recorder::EventRecorder,
-    related::RelatedGroup,
     resync,
     sync_error::SyncError,
-    write_cause::SeenVersion,
 };
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
@@ -63,6 +61,8 @@ pub(crate) struct ParentReconciler {
     pub(crate) apply: Apply,
     pub(crate) recorder: EventRecorder,
     pub(crate) parents: Arc<Parents>,
+    /// Options of the process.
+    pub(crate) options: Arc<MetaOptions>,
     /// Namespace that is watched, if only one is.
     pub(crate) restricted: Option<Arc<str>>,
     pub(crate) types: TypeRegistry,
@@ -103,16 +103,23 @@ impl ParentReconciler {
                 rule: definition.apply_rule(),
                 budget: hooks.budget.clone(),
                 parents: Arc::clone(&parents),
+                options: Arc::clone(&self.options),
             },
             budget: hooks.budget.clone(),
             definition,
             hooks,
             recorder: self.recorder.clone(),
             parents,
+            options: Arc::clone(&self.options),
             restricted: self.restricted.clone(),
             types: self.types.clone(),
             running: TaskTracker::new(),
         }
+    }
+
+    /// Returns the maximum number of concurrent hook calls.
+    pub(crate) fn workers(&self) -> usize {
+        self.definition.workers.unwrap_or(self.options.workers)
     }
 
     /// Syncs a parent, or takes the step that precedes it.
@@ -155,7 +162,6 @@ impl ParentReconciler {
         self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
         let synced = synced.catch_unwind().await;
-        self.parents.writes.end(&parent.key, !matches!(synced, Ok(Ok(_))));
         self.schedule_resync(&parent, &context);
         let synced = synced.unwrap_or_else(|panic| {
             // The message goes to the status, so it must not quote the values of a panic.
@@ -258,8 +264,6 @@ impl ParentReconciler {
             // A hook that sees no children may answer that the parent is finalized.
             return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
         }
-        let seen = seen(object, &observation.children, &related);
-        self.parents.writes.observed(&parent.key, seen);
         let rules = ChildContext {
             parent,
             groups: &observation.groups,
@@ -302,19 +306,14 @@ impl ParentReconciler {
                 if response.is_usable() {
                     self.parents.hook.answered(&parent.key);
                 }
-                let applied = match self.definition.kind {
+                match self.definition.kind {
                     ControllerKind::Composite => {
-                        self.compose(object, &rules, *response, rollout, context).await
+                        self.compose(object, &rules, *response, rollout, context).await?
                     }
                     ControllerKind::Decorator => {
-                        self.decorate(object, &rules, *response, context).await
+                        self.decorate(object, &rules, *response, context).await?
                     }
-                };
-                let what = |child: &Child| {
-                    format!("{} {}", rules.groups[child.group].served.kind, child.key)
-                };
-                self.parents.writes.replaced(&parent.key, rules.observed, what);
-                applied?
+                }
             }
         };
         Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
@@ -337,7 +336,7 @@ impl ParentReconciler {
                 let selector = claim::selector_of(&object.json(), &parent.uid, generated);
                 let selector = selector.map_err(SyncError::Failed)?;
                 let manager = definition.apply_rule().manager;
-                let rule = AdoptionRule { adoption: definition.adoption, manager };
+                let rule = AdoptionRule { adoption: self.options.adoption, manager };
                 Ok(Ownership::Selected { selector, generated, rule })
             }
             ControllerKind::Decorator => {
@@ -396,18 +395,6 @@ impl ParentReconciler {
         held.extend(observed.map(|child| (child.group, child.key.clone())));
         Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
-}
-
-/// Versions of a parent, its children and its related objects. A resourceVersion that a parent or a
-/// child lacks never changes.
-fn seen(parent: &Object, children: &[Child], related: &[RelatedGroup]) -> Vec<SeenVersion> {
-    let header = parent.header();
-    let parent = SeenVersion::new(&header.uid, &header.resource_version);
-    let lasting = children.iter().filter(|child| !child.terminating);
-    let related = related.iter().flat_map(|group| {
-        group.objects.iter().map(|object| SeenVersion::of(object, &group.served.identity))
-    });
-    lasting.map(|child| child.seen).chain(related).chain([parent]).collect()
 }
 
 #[cfg(test)]

@@ -1,25 +1,26 @@
 //! Write limit: bounds the writes of one object for one parent, so that a hook whose response
 //! differs on every call cannot cause a loop of writes.
 //!
-//! Each write without another cause than earlier writes of the controller takes a token. Tokens
-//! refill with time. Other writes are work, and are not counted (`super::write_cause`). Conflicts
-//! have tokens of their own and are always counted. Objects are counted by kind and name rather
-//! than uid, since an object that is recreated has another uid each time.
+//! Each write of the object takes a token, and tokens refill with time. The burst is for work: many
+//! children that change at once. Conflicts have tokens of their own, since each is retried at once.
+//! Objects are counted by kind and name rather than uid, since an object that is recreated has
+//! another uid each time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{digest::digest, write_cause::WriteCause};
+use super::digest::digest;
 use crate::token_bucket::TokenBucket;
 
-/// Number of writes of one object without a pause.
-const BURST: u32 = 20;
-/// Time in which one token refills.
-const REFILL: Duration = Duration::from_secs(3);
-/// Number of tokens at which an object that was held back no longer counts as flapping: half a
-/// minute without a write.
-const SETTLED: f64 = 10.0;
+/// Limit of writes. The burst admits four writes of one object, such as the status of the parent,
+/// for each of a hundred children: a rollout writes it up to three times for each. The rate admits
+/// the shortest resync period and an edit each second without end.
+const WRITES: Limit = Limit { burst: 400, refill: Duration::from_secs(1) };
+/// Limit of conflicts, each of which takes two tokens.
+const CONFLICTS: Limit = Limit { burst: 20, refill: Duration::from_secs(3) };
+/// Time without a write after which an object that was held back no longer counts as flapping.
+const SETTLED: Duration = Duration::from_secs(30);
 
 /// Write limits of the objects of one parent.
 #[derive(Debug, Default)]
@@ -33,10 +34,10 @@ pub(crate) struct WriteLimit {
 struct ObjectWrites {
     // Digest of kind and name.
     what: u64,
-    // Time at which the bucket of writes that only own writes have caused is full.
-    loop_bucket_full: Instant,
+    // Time at which the bucket of writes is full.
+    writes: Instant,
     // Time at which the bucket of conflicts is full.
-    conflict_bucket_full: Instant,
+    conflicts: Instant,
     held_back: Option<Box<HeldBackObject>>,
 }
 
@@ -60,76 +61,94 @@ pub(crate) struct FlappingObject {
     pub(crate) by_conflicts: bool,
 }
 
-/// Returns the bucket that is full at this time.
-fn bucket(full_at: Instant) -> TokenBucket {
-    TokenBucket::new(BURST, REFILL, full_at)
+/// Size of a bucket and the time in which one of its tokens refills. The bucket itself is the time
+/// at which it is full.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    burst: u32,
+    refill: Duration,
 }
 
-/// Takes a token of the bucket that is full at this time.
-fn take(full_at: &mut Instant, now: Instant) {
-    let mut bucket = bucket(*full_at);
-    bucket.take(now);
-    *full_at = bucket.full_at();
+impl Limit {
+    fn bucket(self, full_at: Instant) -> TokenBucket {
+        TokenBucket::new(self.burst, self.refill, full_at)
+    }
+
+    fn take(self, full_at: &mut Instant, now: Instant) {
+        let mut bucket = self.bucket(*full_at);
+        bucket.take(now);
+        *full_at = bucket.full_at();
+    }
+
+    /// Returns whether a token is left.
+    fn admits(self, full_at: Instant, now: Instant) -> bool {
+        self.refilled(full_at, now) >= self.refill
+    }
+
+    /// Returns the time that it takes to refill the tokens that are left.
+    fn refilled(self, full_at: Instant, now: Instant) -> Duration {
+        (self.refill * self.burst).saturating_sub(self.bucket(full_at).until_full(now))
+    }
+
+    /// Returns the time until a token is left, or until the object has settled.
+    fn again(self, full_at: Instant, now: Instant) -> Option<Duration> {
+        let refilled = self.refilled(full_at, now);
+        let awaited = if refilled < self.refill { self.refill } else { SETTLED };
+        awaited.checked_sub(refilled).filter(|again| !again.is_zero())
+    }
 }
 
 impl ObjectWrites {
-    /// Returns the level of the emptier bucket.
-    fn level(&self, now: Instant) -> f64 {
-        bucket(self.loop_bucket_full.max(self.conflict_bucket_full)).level(now)
+    /// Returns the time until the next check of an object that is not settled.
+    fn again(&self, now: Instant) -> Option<Duration> {
+        let writes = WRITES.again(self.writes, now);
+        writes.into_iter().chain(CONFLICTS.again(self.conflicts, now)).min()
     }
 }
 
 impl WriteLimit {
     /// Returns whether an object may be written now.
-    pub(crate) fn may_write(&mut self, what: &str, cause: WriteCause, now: Instant) -> bool {
+    pub(crate) fn may_write(&mut self, what: &str, now: Instant) -> bool {
         let Ok(at) = self.find(what) else { return true };
         let written = &mut self.written[at];
-        let loops = cause == WriteCause::ExternalChange
-            || bucket(written.loop_bucket_full).level(now) >= 1.0;
-        let conflicts = bucket(written.conflict_bucket_full).level(now) >= 1.0;
-        if !(loops && conflicts) {
+        let writes = WRITES.admits(written.writes, now);
+        let is_admitted = writes && CONFLICTS.admits(written.conflicts, now);
+        if !is_admitted {
             let new = || Box::new(HeldBackObject { what: what.to_owned(), by_conflicts: true });
-            written.held_back.get_or_insert_with(new).by_conflicts &= loops;
+            written.held_back.get_or_insert_with(new).by_conflicts &= writes;
         }
-        loops && conflicts
+        is_admitted
     }
 
     /// Counts a conflict: another client wrote the object first. Counts as two writes, its and
     /// ours, since each of its writes is an event and so triggers the next attempt at once.
     pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
-        let conflicts = &mut self.entry(what, now).conflict_bucket_full;
-        take(conflicts, now);
-        take(conflicts, now);
+        let conflicts = &mut self.entry(what, now).conflicts;
+        CONFLICTS.take(conflicts, now);
+        CONFLICTS.take(conflicts, now);
     }
 
-    /// Counts a write, unless it is work. Failed writes are not counted, conflicts excepted: they
-    /// changed nothing, and the work queue backs off before the retry.
-    pub(crate) fn wrote(&mut self, what: &str, cause: WriteCause, now: Instant) {
-        if cause == WriteCause::OwnWrites {
-            take(&mut self.entry(what, now).loop_bucket_full, now);
-        }
+    /// Counts a write. Failed writes are not counted, conflicts excepted: they changed nothing, and
+    /// the work queue backs off before the retry.
+    pub(crate) fn wrote(&mut self, what: &str, now: Instant) {
+        WRITES.take(&mut self.entry(what, now).writes, now);
     }
 
     /// Forgets the objects whose tokens have refilled; to be called by each sync.
     pub(crate) fn prune(&mut self, now: Instant) {
-        self.written.retain(|written| written.level(now) < f64::from(BURST));
+        self.written.retain(|written| written.writes.max(written.conflicts) > now);
         self.written.shrink_to_fit();
     }
 
     fn entry(&mut self, what: &str, now: Instant) -> &mut ObjectWrites {
         let at = self.find(what).unwrap_or_else(|at| {
             let what = digest(what);
-            let new = ObjectWrites {
-                what,
-                loop_bucket_full: now,
-                conflict_bucket_full: now,
-                held_back: None,
-            };
+            let new = ObjectWrites { what, writes: now, conflicts: now, held_back: None };
             self.written.insert(at, new);
             at
         });
         let written = &mut self.written[at];
-        if written.level(now) >= SETTLED {
+        if written.again(now).is_none() {
             written.held_back = None;
         }
         written
@@ -145,18 +164,13 @@ impl WriteLimit {
     /// until any of these objects is to be checked again.
     pub(crate) fn flapping(&self, now: Instant) -> Option<FlappingObject> {
         let held = self.written.iter().filter_map(|written| {
-            let level = written.level(now);
-            written.held_back.as_ref().filter(|_| level < SETTLED).map(|held| (held, level))
+            let again = written.again(now)?;
+            written.held_back.as_ref().map(|held| (held, again))
         });
-        let again = |level: f64| {
-            let missing = if level < 1.0 { 1.0 - level } else { SETTLED - level };
-            // Rounding must not make the check too early.
-            REFILL.mul_f64(missing) + Duration::from_millis(1)
-        };
-        let soonest = held.clone().map(|(_, level)| again(level)).min()?;
+        let again = held.clone().map(|(_, again)| again).min()?;
         let by_conflicts = held.clone().all(|(held, _)| held.by_conflicts);
         let what = held.map(|(held, _)| &held.what).min()?.clone();
-        Some(FlappingObject { what, again: soonest, by_conflicts })
+        Some(FlappingObject { what, again, by_conflicts })
     }
 }
 
@@ -164,24 +178,26 @@ impl WriteLimit {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     /// Writes if that is allowed; returns whether it was.
     fn write(write_limit: &mut WriteLimit, what: &str, now: Instant) -> bool {
-        let may = write_limit.may_write(what, WriteCause::OwnWrites, now);
+        let may = write_limit.may_write(what, now);
         if may {
-            write_limit.wrote(what, WriteCause::OwnWrites, now);
+            write_limit.wrote(what, now);
         }
         may
     }
 
     /// Attempts this many writes at each of these seconds; compares the numbers of admitted writes.
     #[track_caller]
-    fn check(wanted: &[(u64, usize)], expected: &[usize]) {
+    fn check(wanted: &[(u32, usize)], expected: &[usize]) {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
 
         let written: Vec<_> = wanted
             .iter()
             .map(|(second, times)| {
-                let now = start + Duration::from_secs(*second);
+                let now = start + *second * SECOND;
                 (0..*times).filter(|_| write(&mut write_limit, "ConfigMap ns/a", now)).count()
             })
             .collect();
@@ -192,25 +208,53 @@ mod tests {
     #[test]
     fn writes_of_one_object_are_bounded() {
         check(&[(0, 5)], &[5]);
-        check(&[(0, 1000)], &[20]);
-        check(&[(0, 1000), (2, 1000), (3, 1000), (9, 1000)], &[20, 0, 1, 2]);
-        check(&[(0, 1000), (60, 1000), (120, 1000)], &[20, 20, 20]);
-        check(&[(0, 1), (5, 1), (10, 1), (15, 1)], &[1, 1, 1, 1]);
+        check(&[(0, 1000)], &[400]);
+        check(&[(0, 1000), (1, 1000), (3, 1000)], &[400, 1, 2]);
+        check(&[(0, 1000), (400, 1000), (460, 1000)], &[400, 400, 60]);
     }
 
     #[test]
-    fn no_minute_sees_more_than_forty() {
+    fn work_is_never_held_back() {
+        for (name, interval, writes) in [
+            ("three writes for each of a hundred children", Duration::from_millis(10), 300),
+            (
+                "two writes for each of a hundred children in a minute",
+                Duration::from_millis(300),
+                200,
+            ),
+            ("a resync or an edit each second for an hour", SECOND, 3600),
+            ("three writes for each of sixty edits", SECOND / 3, 180),
+        ] {
+            let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+            let admitted = |number| write(&mut write_limit, "a", start + number * interval);
+
+            assert!((0..writes).all(admitted), "{name}");
+            assert_eq!(write_limit.flapping(start + writes * interval), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn no_minute_sees_more_than_the_burst_and_sixty() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
-        let written: Vec<_> = (0..3000)
-            .map(|tenth| start + Duration::from_millis(100 * tenth))
+        let written: Vec<_> = (0..6000)
+            .map(|number| start + number * SECOND / 10)
             .filter(|now| write(&mut write_limit, "a", *now))
             .collect();
 
         for from in &written {
-            let minute = Duration::from_secs(60);
-            let within = written.iter().filter(|at| *at >= from && **at - *from < minute);
-            assert!(within.count() <= 40);
+            let within = written.iter().filter(|at| *at >= from && **at - *from < 60 * SECOND);
+            assert!(within.count() <= 460);
         }
+    }
+
+    #[test]
+    fn loop_of_ten_writes_a_second_is_flapping_within_a_minute() {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+        for number in 0..600 {
+            write(&mut write_limit, "a", start + number * SECOND / 10);
+        }
+
+        assert_eq!(write_limit.flapping(start + 60 * SECOND).unwrap().what, "a");
     }
 
     #[test]
@@ -225,57 +269,30 @@ mod tests {
     #[test]
     fn object_whose_write_was_delayed_is_flapping_until_it_has_settled() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
-        let after = |seconds: u64| start + Duration::from_secs(seconds);
-        for _ in 0..20 {
+        for _ in 0..400 {
             assert!(write(&mut write_limit, "a", start));
         }
         assert_eq!(write_limit.flapping(start), None, "nothing was held back");
 
         assert!(!write(&mut write_limit, "a", start));
-        let FlappingObject { what, again, by_conflicts } = write_limit.flapping(start).unwrap();
-        assert_eq!((what.as_str(), again.as_secs(), by_conflicts), ("a", 3, false));
-        assert!(write(&mut write_limit, "a", start + again));
-        assert!(write_limit.flapping(start + again).is_some(), "still, though it was written");
+        let expected = FlappingObject { what: "a".to_owned(), again: SECOND, by_conflicts: false };
+        assert_eq!(write_limit.flapping(start), Some(expected));
+        assert!(write(&mut write_limit, "a", start + SECOND));
+        assert!(write_limit.flapping(start + SECOND).is_some(), "still, though it was written");
 
-        assert!(write_limit.flapping(after(30)).is_some());
-        assert_eq!(write_limit.flapping(after(40)), None);
-        assert!(write(&mut write_limit, "a", after(40)));
-        assert_eq!(write_limit.flapping(after(40)), None);
-    }
-
-    #[test]
-    fn work_is_neither_counted_nor_held_back() {
-        let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
-        while write(&mut write_limit, "a", now) {}
-
-        for _ in 0..100 {
-            assert!(write_limit.may_write("a", WriteCause::ExternalChange, now));
-            write_limit.wrote("b", WriteCause::ExternalChange, now);
-        }
-
-        assert!(write(&mut write_limit, "b", now));
-        assert!(!write(&mut write_limit, "a", now), "a loop is still held back");
-    }
-
-    #[test]
-    fn work_is_held_back_by_conflicts_alone() {
-        let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
-        for _ in 0..10 {
-            assert!(write_limit.may_write("a", WriteCause::ExternalChange, now));
-            write_limit.conflicted("a", now);
-        }
-
-        assert!(!write_limit.may_write("a", WriteCause::ExternalChange, now));
-        assert!(write_limit.flapping(now).unwrap().by_conflicts);
+        assert_eq!(write_limit.flapping(start + 30 * SECOND).unwrap().again, SECOND);
+        assert_eq!(write_limit.flapping(start + 31 * SECOND), None);
+        assert!(write(&mut write_limit, "a", start + 31 * SECOND));
+        assert_eq!(write_limit.flapping(start + 31 * SECOND), None);
     }
 
     #[test]
     fn conflicts_are_retried_ten_times_at_once_and_then_every_three_seconds() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         let attempts: Vec<_> = (0..600)
-            .map(|tenth| start + Duration::from_millis(100 * tenth))
+            .map(|number| start + number * SECOND / 10)
             .filter(|now| {
-                let may = write_limit.may_write("a", WriteCause::OwnWrites, *now);
+                let may = write_limit.may_write("a", *now);
                 if may {
                     write_limit.conflicted("a", *now);
                 }
@@ -283,9 +300,10 @@ mod tests {
             })
             .collect();
 
-        let at_once = attempts.iter().filter(|at| **at - start < Duration::from_secs(2)).count();
+        let at_once = attempts.iter().filter(|at| **at - start < 2 * SECOND).count();
         assert_eq!(at_once, 10);
-        assert!(attempts[11..].windows(2).all(|pair| pair[1] - pair[0] >= REFILL));
+        assert!(attempts[11..].windows(2).all(|pair| pair[1] - pair[0] >= 3 * SECOND));
+        assert!(write_limit.flapping(start + 60 * SECOND).unwrap().by_conflicts);
     }
 
     #[test]
@@ -294,9 +312,9 @@ mod tests {
         for index in 0..100 {
             write(&mut write_limit, &index.to_string(), start);
         }
-        write(&mut write_limit, "a", start + Duration::from_secs(2));
+        write(&mut write_limit, "a", start + SECOND / 2);
 
-        write_limit.prune(start + Duration::from_secs(3));
+        write_limit.prune(start + SECOND);
 
         assert_eq!((write_limit.written.len(), write_limit.written.capacity()), (1, 1));
         assert!(size_of::<ObjectWrites>() <= 48);

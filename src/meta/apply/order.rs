@@ -41,8 +41,10 @@ impl Stage {
             PlannedChild::Delete(_) => true,
             PlannedChild::Create(_) => false,
             PlannedChild::Compare(..) => match groups[group].strategy {
-                UpdateMethod::Recreate => true,
-                UpdateMethod::OnDelete | UpdateMethod::InPlace => false,
+                UpdateMethod::Recreate | UpdateMethod::RollingRecreate => true,
+                UpdateMethod::OnDelete | UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
+                    false
+                }
             },
         };
         Self { deletes, group }

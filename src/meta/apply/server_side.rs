@@ -22,6 +22,7 @@ use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
+        Adoption,
         children::{Parent, Write, WriteStep, with_uid},
         equal_children::ChildDigest,
         field_transfer,
@@ -70,7 +71,7 @@ impl Apply {
                     return Ok(None);
                 }
                 // The dry run of the creation tells an invalid object from an immutable field.
-                if is_invalid || !self.parents.recreates_at_once {
+                if is_invalid || !self.options.recreate_without_dry_run {
                     let refused_for = || self.parents.writes.refused_for(parent, &target.what);
                     dry_run_create(&resource, served, &created, &observed, refused_for).await?;
                 }
@@ -82,7 +83,9 @@ impl Apply {
     /// Returns whether an object without a controller is taken over in place of a new child.
     /// The children of a parent that is being deleted are deleted with it.
     fn takes_over(&self, parent: &Parent) -> bool {
-        self.parents.takes_over && !parent.terminating
+        // An object that no controller has written is not proven to be ours.
+        let needs_no_proof = self.options.adoption == Adoption::Selected;
+        needs_no_proof && !self.options.strictness.strict && !parent.terminating
     }
 
     /// Creates a child, unless there is an object of that name. An object without a controller is

@@ -21,7 +21,7 @@ use crate::{
     informer::ObjectKey,
     manager::{Epoch, StopReason},
     meta::{
-        ResponseBudget, Selector, UpdateMethod,
+        MetaOptions, ResponseBudget, Selector, UpdateMethod,
         adoption::AdoptionRule,
         children::{Child, Parent, ServedChildType, fixtures::*},
         merge,
@@ -133,12 +133,20 @@ struct Harness {
 }
 
 impl Harness {
+    fn set_options(&mut self, options: MetaOptions) {
+        Arc::get_mut(&mut self.apply).unwrap().options = Arc::new(options);
+    }
+
     fn new(strategy: UpdateMethod, observed: Vec<Child>) -> Self {
         let (server, client) = Server::new();
-        let (budget, parents) =
-            (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
+        let apply = Apply {
+            rule: ApplyRule::default(),
+            budget: ResponseBudget::default().controller("c"),
+            parents: Arc::new(Parents::new(|| ())),
+            options: Arc::default(),
+        };
         Self {
-            apply: Arc::new(Apply { rule: ApplyRule::default(), budget, parents }),
+            apply: Arc::new(apply),
             server,
             client,
             epoch: Epoch::new("c", 1, Duration::from_secs(5)),
@@ -538,11 +546,7 @@ async fn dry_run_of_a_service_omits_the_node_port_that_the_old_one_holds() {
 #[tokio::test(start_paused = true)]
 async fn child_is_replaced_without_dry_runs_if_that_is_enabled() {
     let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    let mut parents = Parents::new(|| ());
-    parents.recreates_at_once = true;
-    let budget = ResponseBudget::default().controller("c");
-    let (rule, parents) = (ApplyRule::default(), Arc::new(parents));
-    harness.apply = Arc::new(Apply { rule, budget, parents });
+    harness.set_options(MetaOptions { recreate_without_dry_run: true, ..MetaOptions::default() });
 
     assert_eq!(replace(&mut harness, &[None]).await, (vec!["delete c".to_owned()], true));
 }

@@ -83,10 +83,10 @@ impl Apply {
     ) -> Result<(), SyncError> {
         let doing = format!("transferring the fields of {}", target.what);
         match self.parents.patches.merge::<StoredObject>(resource, key, patch).await {
-            Ok(stored) => {
+            Ok(_) => {
                 tracing::debug!(name = %key, "fields of a child transferred");
                 let parent = &target.rules.parent.key;
-                self.parents.writes.wrote(parent, &target.what, &stored);
+                self.parents.writes.wrote(parent, &target.what);
                 Ok(())
             }
             Err(error) => Err(SyncError::of_write(&doing, &error)),

@@ -75,7 +75,7 @@ impl ChildContext<'_> {
         let replaces = version.map(str::to_owned);
         match group.strategy {
             UpdateMethod::OnDelete => Ok(None),
-            UpdateMethod::Recreate => {
+            UpdateMethod::Recreate | UpdateMethod::RollingRecreate => {
                 let is_local = group.served.version_order != VersionOrder::Comparable;
                 if is_local && contains(&observed, &wanted) {
                     return Ok(None);
@@ -99,7 +99,7 @@ impl ChildContext<'_> {
                     merged: encoded(&wanted),
                 }))
             }
-            UpdateMethod::InPlace => {
+            UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
                 let write =

@@ -5,14 +5,12 @@ use std::{
     time::Duration,
 };
 
-use super::{ChildRule, Problems, Rejection, RollingRule, SHORTEST_RESYNC, UpdateMethod};
+use super::{ChildRule, Problems, Rejection, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
     meta::{HookRule, HookSpec, StatusChecks, api::EndpointConfig, hook_rule::hook_rule},
 };
 
-/// Prefix of the update methods of rolling updates.
-const ROLLING: &str = "Rolling";
 /// Problem of an object that declares neither a sync nor a finalize hook.
 const NO_HOOK: &str = "is required: sync or finalize needs a webhook";
 
@@ -115,14 +113,12 @@ pub(super) fn child_rules<C>(
             optional,
             ignore_status_changes,
         } = read(child);
-        let strategy = update_method(&field, method, problems);
+        let method = update_method(&field, method, problems);
         let type_ref = type_ref(&field, api_version, resource, problems);
-        let (Some(strategy), Some(type_ref)) = (strategy, type_ref) else { continue };
-        let is_in_place = strategy == UpdateMethod::InPlace;
-        let is_rolling = method.is_some_and(|method| method.starts_with(ROLLING));
-        let rolling = checks.filter(|_| is_rolling);
-        let rolling = rolling.map(|checks| RollingRule { is_in_place, checks });
-        let rule = ChildRule { type_ref, strategy, rolling, optional, ignore_status_changes };
+        let (Some(method), Some(type_ref)) = (method, type_ref) else { continue };
+        let strategy = if checks.is_some() { method } else { method.at_once() };
+        let checks = checks.filter(|_| strategy.is_rolling()).unwrap_or_default();
+        let rule = ChildRule { type_ref, strategy, checks, optional, ignore_status_changes };
         // Two versions of one resource hold the same objects, so each would be a child twice.
         match seen.entry((rule.type_ref.group.clone(), resource.to_owned())) {
             Entry::Occupied(first) if first.get().1 == rule => {}
@@ -148,21 +144,18 @@ fn update_method(
     method: Option<&str>,
     problems: &mut Problems,
 ) -> Option<UpdateMethod> {
-    match method {
-        None | Some("" | "OnDelete") => Some(UpdateMethod::OnDelete),
-        Some("Recreate" | "RollingRecreate") => Some(UpdateMethod::Recreate),
-        Some("InPlace" | "RollingInPlace") => Some(UpdateMethod::InPlace),
-        Some(other) => {
-            problems.invalid(
-                format!("{field}.updateStrategy.method"),
-                format!(
-                    "{other:?} is not one of OnDelete, Recreate, InPlace, RollingRecreate, \
-                     RollingInPlace"
-                ),
-            );
-            None
-        }
+    let Some(name) = method.filter(|name| !name.is_empty()) else {
+        return Some(UpdateMethod::default());
+    };
+    let parsed = name.parse();
+    if parsed.is_err() {
+        let all = UpdateMethod::ALL.map(UpdateMethod::name).join(", ");
+        problems.invalid(
+            format!("{field}.updateStrategy.method"),
+            format!("{name:?} is not one of {all}"),
+        );
     }
+    parsed.ok()
 }
 
 /// Reads a type.

@@ -307,21 +307,13 @@ fn rolling_methods_have_their_checks_and_revisions_their_fields() {
         }))
         .unwrap()
     };
-    for (method, strategy, is_in_place) in [
-        ("RollingRecreate", UpdateMethod::Recreate, Some(false)),
-        ("RollingInPlace", UpdateMethod::InPlace, Some(true)),
-        ("Recreate", UpdateMethod::Recreate, None),
-        ("InPlace", UpdateMethod::InPlace, None),
-        ("OnDelete", UpdateMethod::OnDelete, None),
-    ] {
-        let definition = rolling(method);
+    for method in UpdateMethod::ALL {
+        let definition = rolling(method.name());
 
         let rule = &definition.children[0];
-        assert_eq!(rule.strategy, strategy);
-        let found = rule.rolling.as_ref();
-        assert_eq!(found.map(|rule| rule.is_in_place), is_in_place);
-        assert_eq!(found.map(|rule| rule.checks.conditions.len()), is_in_place.map(|_| 1));
-        assert_eq!(definition.is_rolling(), is_in_place.is_some());
+        assert_eq!(rule.strategy, method);
+        assert_eq!(rule.checks.conditions.len(), usize::from(method.is_rolling()));
+        assert_eq!(definition.is_rolling(), method.is_rolling());
         assert_eq!(definition.revision_fields, ["spec.template"]);
     }
     assert_eq!(parse(&object(|_| {})).unwrap().revision_fields, ["spec"]);

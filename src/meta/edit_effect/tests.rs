@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::meta::{ControllerKind, CustomizeLimits, Strictness};
+use crate::meta::ControllerKind;
 
 const DUE: EditEffect = EditEffect::Swap(NextSyncs::WhenDue);
 const SPREAD: EditEffect = EditEffect::Swap(NextSyncs::Spread);
@@ -158,16 +158,10 @@ fn each_field_of_a_decorator_controller_has_its_effect() {
 }
 
 #[test]
-fn options_of_the_process_need_a_restart() {
+fn another_controller_has_another_epoch() {
     let parsed = || parse(ControllerKind::Composite, &composite());
-    let strictness = Strictness { unlimited_writes: true, ..Strictness::default() };
-    let customize_limits = CustomizeLimits { rules: 7, ..CustomizeLimits::default() };
     for edited in [
         Definition { name: "other".to_owned(), ..parsed() },
-        Definition { max_children: 7, ..parsed() },
-        Definition { customize_limits, ..parsed() },
-        Definition { recreates_at_once: true, ..parsed() },
-        Definition { strictness, ..parsed() },
         Definition { kind: ControllerKind::Decorator, ..parsed() },
     ] {
         assert_eq!(edit_effect(&parsed(), &edited), EditEffect::NewEpoch);

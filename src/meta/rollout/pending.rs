@@ -86,8 +86,6 @@ pub(crate) struct RecordedProgress {
     pub(crate) is_completed: bool,
     /// Time until the next check of the wait.
     pub(crate) recheck: Option<Duration>,
-    /// True if the rollout waits for another child than in the last sync, or for another reason.
-    pub(crate) has_new_wait: bool,
 }
 
 impl PendingRollouts {
@@ -133,8 +131,6 @@ impl PendingRollouts {
         let began =
             |wait| PendingRollout { wait, since: now, at: Timestamp::now(), is_reported: false };
         let known = state.remove(key);
-        let has_new_wait = wait.is_some()
-            && known.as_ref().is_none_or(|known: &PendingRollout| known.wait != wait);
         let pending = match known {
             Some(known) if continues(known.wait.as_ref(), wait.as_ref()) => {
                 PendingRollout { wait, ..known }
@@ -142,7 +138,7 @@ impl PendingRollouts {
             Some(_) | None => began(wait),
         };
         let waited = now.duration_since(pending.since);
-        let mut recorded = RecordedProgress { has_new_wait, ..RecordedProgress::default() };
+        let mut recorded = RecordedProgress::default();
         let pending = match &pending.wait {
             Some(wait) if waited >= REPORTED && !pending.is_reported => {
                 recorded.report = Some(wait.to_string());

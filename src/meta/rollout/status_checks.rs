@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::meta::definition::RollingRule;
+use crate::meta::{StatusChecks, UpdateMethod};
 
 /// Returns whether the status of a child passes the checks, and describes its latest generation.
 ///
@@ -11,15 +11,18 @@ use crate::meta::definition::RollingRule;
 /// # Errors
 ///
 /// Text about the missing condition, to follow the words `child <kind> <name>`.
-pub(crate) fn readiness(child: &Value, rule: &RollingRule) -> Result<(), String> {
+pub(crate) fn readiness(
+    child: &Value,
+    method: UpdateMethod,
+    checks: &StatusChecks,
+) -> Result<(), String> {
     let number = |pointer| child.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let observed = number("/status/observedGeneration");
     if observed > 0 && observed < number("/metadata/generation") {
-        let method = rule.method();
         return Err(format!("with {method} update strategy hasn't observed latest spec"));
     }
     let conditions = child.pointer("/status/conditions").and_then(Value::as_array);
-    for check in &rule.checks.conditions {
+    for check in &checks.conditions {
         let text = |condition: &Value, field: &str| {
             condition.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
         };
@@ -48,7 +51,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::api::{StatusChecks, StatusConditionCheck};
+    use crate::meta::api::StatusConditionCheck;
 
     #[track_caller]
     fn check(child: Value, checks: &[(&str, Option<&str>, Option<&str>)], expected: &str) {
@@ -58,9 +61,8 @@ mod tests {
             reason: reason.map(str::to_owned),
         });
         let checks = StatusChecks { conditions: conditions.collect() };
-        let rule = RollingRule { is_in_place: true, checks };
 
-        let found = readiness(&child, &rule);
+        let found = readiness(&child, UpdateMethod::RollingInPlace, &checks);
 
         assert_eq!(found.err().unwrap_or_default(), expected, "{child}");
     }

@@ -29,15 +29,10 @@ impl DeclaredRunnable {
     /// # Panics
     ///
     /// Outside a tokio runtime.
-    pub(crate) fn swap(
-        &self,
-        definition: Arc<Definition>,
-        hooks: Hooks,
-        workers: usize,
-        syncs: NextSyncs,
-    ) {
-        self.controller.set_workers(workers);
-        let old = self.current.replace(self.current.get().with(definition, hooks));
+    pub(crate) fn swap(&self, definition: Arc<Definition>, hooks: Hooks, syncs: NextSyncs) {
+        let next = self.current.get().with(definition, hooks);
+        self.controller.set_workers(next.workers());
+        let old = self.current.replace(next);
         // A sync of the new definition that finds no input is enqueued again below.
         self.follow_rollouts();
         self.parents.related.forget_responses();
@@ -56,7 +51,7 @@ impl DeclaredRunnable {
             let spread = resync::tick(SPREAD, uid, now, now);
             tick.into_iter().chain(spread.filter(|_| syncs == NextSyncs::Spread)).min()
         };
-        let moved = self.parents.writes.reschedule(tick);
+        let moved = self.parents.writes.next_resyncs(tick);
         let at_once = match syncs {
             NextSyncs::WhenDue | NextSyncs::Spread => self.parents.hook.failing(),
             NextSyncs::AtOnce => {

@@ -59,7 +59,8 @@ fn runnable(hook: Arc<dyn Hook>) -> DeclaredRunnable {
     let rule = definition.sync.clone().unwrap();
     let budget = ResponseBudget::default().controller("a");
     let hooks = Hooks::new(vec![CountedHook { kind, rule, hook, series, endpoint: None }], budget);
-    DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, 1, || {}).unwrap()
+    DeclaredRunnable::new("a".into(), definition, hooks, &cluster, recorder, &Arc::default(), || {})
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]

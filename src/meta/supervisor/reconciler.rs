@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::{MetaOptions, PAUSED};
+use super::PAUSED;
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
@@ -21,7 +21,7 @@ use crate::{
     manager::{AddError, ControllerState, ManagerHandle, RunnableOptions},
     meta::{
         ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
-        Rejection, Webhook,
+        MetaOptions, Rejection, Webhook,
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
         declared::{Changes, CheckedObject, DeclaredState, Run},
@@ -53,7 +53,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) kind: ControllerKind,
     pub(super) cluster: Cluster,
     pub(super) manager: ManagerHandle,
-    pub(super) options: MetaOptions,
+    pub(super) options: Arc<MetaOptions>,
     pub(super) recorder: EventRecorder,
     pub(super) changes: Arc<Changes>,
     pub(super) credentials: HookCredentials,
@@ -192,24 +192,11 @@ impl DeclarationReconciler {
         }
     }
 
-    /// Returns the definition of an object, with the options of the process.
+    /// Returns the definition of an object, with the defaults of the process.
     fn definition(&self, object: &Object) -> Result<Definition, Rejection> {
         let definition = Definition::parse(self.kind, &object.json())?;
         let (strategy, manager) = (self.options.apply_strategy, &self.options.field_manager);
-        let definition = definition.or_apply(strategy, manager);
-        Ok(Definition {
-            max_children: self.options.max_children,
-            customize_limits: self.options.customize,
-            recreates_at_once: self.options.recreate_without_dry_run,
-            strictness: self.options.strictness,
-            adoption: self.options.adoption,
-            revision_namespace: self
-                .cluster
-                .namespace
-                .clone()
-                .unwrap_or_else(|| self.options.revision_namespace.clone()),
-            ..definition.or_resync(self.options.resync_period)
-        })
+        Ok(definition.or_apply(strategy, manager).or_resync(self.options.resync_period))
     }
 
     /// Adds or replaces the runnable, unless it already has this definition. Returns the time until
@@ -234,7 +221,6 @@ impl DeclarationReconciler {
             return (Acceptance::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
-        let workers = definition.workers.unwrap_or(self.options.workers);
         let mut hooks = match self.hooks(&definition) {
             Ok(hooks) => hooks,
             Err(rejected) => return (Acceptance::Rejected(rejected), None),
@@ -259,7 +245,7 @@ impl DeclarationReconciler {
             hooks,
             &self.cluster,
             self.recorder.with_own_outbox(),
-            workers,
+            &self.options,
             changed,
         );
         let built = match built {

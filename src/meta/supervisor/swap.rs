@@ -63,8 +63,7 @@ impl DeclarationReconciler {
             return Err(hooks);
         }
         let runnable = Arc::clone(&run.runnable);
-        let workers = definition.workers.unwrap_or(self.options.workers);
-        runnable.swap(Arc::clone(definition), hooks, workers, syncs);
+        runnable.swap(Arc::clone(definition), hooks, syncs);
         info!(name, "declared controller changed in place");
         declared.note_finalizes(definition);
         let health = runnable.health();

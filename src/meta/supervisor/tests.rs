@@ -48,10 +48,10 @@ use super::{reconciler::MISSING_GRACE, *};
 use crate::{
     controller::ClusterOptions,
     manager::{
-        ControllerState, DoneReason, Manager, ManagerOptions, RunnableStatus, Snapshot,
-        TransitionKind,
+        ControllerState, DoneReason, Manager, ManagerOptions, RunnableOptions, RunnableStatus,
+        Snapshot, TransitionKind,
     },
-    meta::{HookError, crds},
+    meta::{Hook, HookError, HookKind, crds},
     testing::{CrdBuilder, simulated::SimulatedServer},
 };
 

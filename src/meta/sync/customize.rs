@@ -169,8 +169,8 @@ impl ParentReconciler {
         let rules = {
             let _permit = self.budget.decode_permit(body.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
-            let limits = &self.definition.customize_limits;
-            let checked = match self.definition.strictness.strict {
+            let limits = &self.options.customize;
+            let checked = match self.options.strictness.strict {
                 true => protocol::refuse_null(&body),
                 false => Ok(()),
             };

@@ -196,7 +196,7 @@ impl ParentReconciler {
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
-            && !self.parents.writes.may_write(&parent.key, METADATA, false)
+            && !self.apply.may_write(&parent.key, METADATA)
         {
             is_held_back = true;
             metadata.retain(|field, _| field == FINALIZERS);
@@ -219,9 +219,8 @@ impl ParentReconciler {
     /// Returns whether a status is to be written: the server has not changed the same one before,
     /// and the write limit admits it.
     fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
-        let writes = &self.parents.writes;
-        !writes.status_settled(&parent.key, status.wanted, status.seen)
-            && writes.may_write(&parent.key, STATUS, false)
+        !self.parents.writes.status_settled(&parent.key, status.wanted, status.seen)
+            && self.apply.may_write(&parent.key, STATUS)
     }
 
     /// Sends the writes of an object, each for the version that the last one has left. A write of
@@ -321,7 +320,7 @@ impl ParentReconciler {
         match write {
             ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
             ObjectWrite::Patch(metadata) if decorates(metadata) => {
-                self.parents.writes.wrote(&parent.key, METADATA, &stored);
+                self.parents.writes.wrote(&parent.key, METADATA);
             }
             ObjectWrite::Patch(_) => {}
         }
@@ -332,7 +331,7 @@ impl ParentReconciler {
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
         let writes = &self.parents.writes;
-        writes.wrote(&parent.key, STATUS, stored);
+        writes.wrote(&parent.key, STATUS);
         writes.record_stored_status(&parent.key, status.wanted, stored.status);
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     controller::Context,
     informer::{Object, ObjectKey},
     meta::{
-        Definition, HookKind,
+        HookKind, MetaOptions,
         apply::ApplyResult,
         budget::Reservation,
         children::{CheckedChildren, ChildContext, DesiredChild, Parent},
@@ -241,18 +241,17 @@ impl ParentReconciler {
         rules: &ChildContext<'_>,
         mut record: SyncRecord,
     ) -> Result<CheckedResponse, String> {
-        let Definition { kind, max_children, strictness, .. } = &*self.definition;
-        let strict = strictness.strict;
-        if strict {
+        let MetaOptions { max_children, strictness, .. } = &*self.options;
+        if strictness.strict {
             protocol::refuse_null(body)?;
         }
-        let response =
-            protocol::sync_response_within(*kind, body, hook.rule.strict, *max_children)?;
+        let kind = self.definition.kind;
+        let response = protocol::sync_response_within(kind, body, hook.rule.strict, *max_children)?;
         record.resync_after = response.resync_after;
         if is_latest {
             self.resync_after(rules.parent, record.resync_after);
         }
-        let checked = rules.check_all(response.children, strict);
+        let checked = rules.check_all(response.children, strictness.strict);
         let CheckedChildren { desired, unusable, held, repeated } =
             checked.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
         // In the response of a sync it would remove the finalizer, which the next sync adds again.

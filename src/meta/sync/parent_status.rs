@@ -59,7 +59,7 @@ impl ParentReconciler {
         }
         // If each response has another status, each write of it triggers the next sync. The limit
         // ends that loop.
-        if !self.parents.writes.may_write(&parent.key, STATUS, false) {
+        if !self.apply.may_write(&parent.key, STATUS) {
             return Ok(false);
         }
         context.release_slot();
@@ -83,7 +83,7 @@ impl ParentReconciler {
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
-                    self.parents.writes.wrote(&parent.key, STATUS, &stored);
+                    self.parents.writes.wrote(&parent.key, STATUS);
                     self.parents.writes.record_stored_status(
                         &parent.key,
                         wanted.fingerprint,

@@ -64,7 +64,8 @@ impl ParentReconciler {
         let cache = self.parents.revisions.cache(&parent.key, context).await?;
         let RevisionCache { served, store, moving } = cache;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
-        let namespace = parent.key.namespace.as_ref().unwrap_or(&definition.revision_namespace);
+        let namespace = parent.key.namespace.as_ref().or(self.restricted.as_ref());
+        let namespace = namespace.unwrap_or(&self.options.revision_namespace);
         let orphans = Selection {
             namespace: Some(namespace.clone()),
             selector: orphan_selector(owner.identity),

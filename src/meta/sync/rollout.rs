@@ -18,7 +18,7 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
-        ApplyStrategy, HookKind, RollingRule,
+        ApplyStrategy, ChildRule, HookKind,
         apply_strategy::ApplyRule,
         children::{Child, ChildContext, DesiredChild, Parent},
         counted_hook::CountedHook,
@@ -135,17 +135,9 @@ impl ParentReconciler {
     ) -> Result<Option<Duration>, SyncError> {
         let PlannedRollout { revisions, plan, .. } = rollout;
         let progress = &plan.progress;
-        if revisions.needs_write(plan) || matches!(progress, RolloutProgress::Updating(_)) {
-            // Steps of a rollout follow own writes, but are finite: the write limit exempts them.
-            self.parents.writes.begin_work(&parent.key);
-        }
         self.write_revisions(parent, revisions, plan, context).await?;
         let recorded = self.parents.rollouts.record(&parent.key, progress);
-        let RecordedProgress { report, is_completed, recheck, has_new_wait } = recorded;
-        if has_new_wait {
-            // A rollout comes to the next child a finite number of times, and its status says so.
-            self.parents.writes.begin_work(&parent.key);
-        }
+        let RecordedProgress { report, is_completed, recheck } = recorded;
         if is_completed {
             let latest = std::slice::from_ref(&parent.uid);
             self.parents.related.retain_responses(&parent.key, latest);
@@ -183,7 +175,7 @@ impl PlannedRollout {
 struct RollingChildren<'a> {
     rules: &'a ChildContext<'a>,
     /// Rule of each group, if it is updated by rolling.
-    groups: Vec<(GroupKind, Option<&'a RollingRule>)>,
+    groups: Vec<(GroupKind, Option<&'a ChildRule>)>,
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
@@ -201,12 +193,12 @@ impl<'a> RollingChildren<'a> {
                 *type_ref.group == *identity.group
                     && type_ref.name == TypeName::Resource(identity.plural.to_string())
             };
-            children.iter().find(|rule| is_of(&rule.type_ref)).and_then(|it| it.rolling.as_ref())
+            children.iter().find(|rule| is_of(&rule.type_ref)).filter(|it| it.strategy.is_rolling())
         };
         let groups = rules.groups.iter().enumerate();
         let groups: Vec<_> =
             groups.map(|(index, group)| (group.served.group_kind(), rule_of(index))).collect();
-        let unlisted = children.iter().filter(|rule| rule.rolling.is_some());
+        let unlisted = children.iter().filter(|rule| rule.strategy.is_rolling());
         let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
         // A type that is proven absent has no children.
         let types = &reconciler.types;
@@ -317,7 +309,7 @@ impl<'a> RollingChildren<'a> {
         let rule = self.groups[child.group].1;
         let ready =
             match rule.map(|rule| (rule, serde_json::from_slice::<Value>(&child.object.json()))) {
-                Some((rule, Ok(json))) => readiness(&json, rule),
+                Some((rule, Ok(json))) => readiness(&json, rule.strategy, &rule.checks),
                 Some((_, Err(_))) => Err("is unreadable".to_owned()),
                 None => Ok(()),
             };

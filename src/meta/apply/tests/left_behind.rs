@@ -34,7 +34,7 @@ async fn child_of_an_earlier_parent_is_deleted_by_its_uid_and_version() {
         let mut harness = Harness::new(UpdateMethod::InPlace, vec![]);
         let (budget, parents) = (harness.apply.budget.clone(), Arc::clone(&harness.apply.parents));
         let rule = ApplyRule { strategy, ..ApplyRule::default() };
-        harness.apply = Arc::new(Apply { rule, budget, parents });
+        harness.apply = Arc::new(Apply { rule, budget, parents, options: Arc::default() });
         let mut tasks = tokio::task::JoinSet::new();
         harness.execute(&mut tasks, vec![desired(0, "c", "new")]);
         if strategy == ApplyStrategy::DynamicApply {

@@ -1,15 +1,13 @@
 //! Tests of server-side apply and of the transfer of fields between the strategies.
 
 use super::*;
-use crate::meta::{LAST_APPLIED, ownership::DECORATED_BY};
+use crate::meta::{LAST_APPLIED, Strictness, ownership::DECORATED_BY};
 
 impl Harness {
-    /// Sets the strategy, with the manager `team a`. Parents are forgotten.
+    /// Sets the strategy, with the manager `team a`.
     fn set_strategy(&mut self, strategy: ApplyStrategy) {
         let rule = ApplyRule { strategy, manager: "team a".parse().unwrap() };
-        let (budget, parents) =
-            (ResponseBudget::default().controller("c"), Arc::new(Parents::new(|| ())));
-        self.apply = Arc::new(Apply { rule, budget, parents });
+        Arc::get_mut(&mut self.apply).unwrap().rule = rule;
     }
 }
 
@@ -25,11 +23,8 @@ fn harness(method: UpdateMethod, observed: Vec<Child>) -> Harness {
 /// without a controller if that is enabled.
 fn taking_over(is_enabled: bool) -> Harness {
     let mut harness = harness(UpdateMethod::InPlace, vec![]);
-    let mut parents = Parents::new(|| ());
-    parents.takes_over = is_enabled;
-    let (rule, budget) = (harness.apply.rule.clone(), harness.apply.budget.clone());
-    harness.apply = Arc::new(Apply { rule, budget, parents: Arc::new(parents) });
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    let strictness = Strictness { strict: !is_enabled, ..Strictness::default() };
+    harness.set_options(MetaOptions { strictness, ..MetaOptions::default() });
     harness.selector = "app=x".parse().unwrap();
     harness
 }
@@ -334,11 +329,8 @@ async fn invalid_child_is_kept_also_if_others_are_recreated_without_dry_runs() {
     ] {
         let mut harness =
             harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
-        let mut parents = Parents::new(|| ());
-        parents.recreates_at_once = true;
-        let (rule, budget) = (harness.apply.rule.clone(), harness.apply.budget.clone());
-        harness.apply = Arc::new(Apply { rule, budget, parents: Arc::new(parents) });
-        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+        harness
+            .set_options(MetaOptions { recreate_without_dry_run: true, ..MetaOptions::default() });
 
         let (requests, _) = sync(&mut harness, desired(1, "c", "v"), replies).await;
 

@@ -570,9 +570,11 @@ async fn server_side_apply_updates_one_child_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fifty_children_are_updated_one_at_a_time() {
-    for (method, has_checks) in [("RollingInPlace", false), ("RollingRecreate", true)] {
-        rolls(Variant { method, size: 50, has_checks, ..PLAIN }).await;
+async fn many_children_are_updated_one_at_a_time() {
+    for (method, has_checks, size) in
+        [("RollingInPlace", false, 100), ("RollingRecreate", true, 50)]
+    {
+        rolls(Variant { method, size, has_checks, ..PLAIN }).await;
     }
 }
 

@@ -329,7 +329,7 @@ async fn endless_writes_are_not_limited_if_that_is_enabled() {
         let other = move |_, _: &Value| {
             let count = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             // Ends by itself, since without a limit no time passes between the writes.
-            json!({"children": [child(&count.min(100).to_string())]})
+            json!({"children": [child(&count.min(500).to_string())]})
         };
         let (harness, _) = harness_with(strictness, other).await;
         harness.declare("a", spec());
@@ -337,7 +337,7 @@ async fn endless_writes_are_not_limited_if_that_is_enabled() {
         pass().await;
 
         let written = value(&harness).unwrap();
-        assert_eq!(written == json!("100"), unlimited_writes, "{written}");
+        assert_eq!(written == json!("500"), unlimited_writes, "{written}");
         harness.end().await;
     }
 }
