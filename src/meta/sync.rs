@@ -16,7 +16,6 @@ mod revisions;
 mod rollout;
 
 use std::{
-    collections::BTreeSet,
     panic::{AssertUnwindSafe, resume_unwind},
     sync::Arc,
     time::Duration,
@@ -26,12 +25,12 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::hook_call::{HookResponse, ParentJson, RevisionCall};
+use self::hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall};
 use super::{
     ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
     adoption::AdoptionRule,
     apply::Apply,
-    children::{ChildContext, DesiredChild, Parent},
+    children::{ChildContext, Parent},
     claim,
     counted_hook::{CountedHook, Hooks},
     finalizer::{Finalizer, FirstStep},
@@ -44,7 +43,7 @@ use super::{
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
-    informer::{Object, ObjectKey},
+    informer::Object,
     kind::TypeRef,
     redaction,
 };
@@ -375,14 +374,14 @@ impl ParentReconciler {
         &self,
         object: &Object,
         rules: &ChildContext<'_>,
-        desired: &mut Vec<DesiredChild>,
-        held: &mut BTreeSet<(usize, ObjectKey)>,
+        response: &mut CheckedResponse,
         context: &Context,
     ) -> Result<bool, SyncError> {
         let &ChildContext { parent, groups, .. } = rules;
         let is_own = |group: usize| owner_chain::is_same_type(&groups[group], parent);
         let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
         let Ok(store) = context.store(&own.type_ref) else { return Ok(true) };
+        let CheckedResponse { desired, held, .. } = response;
         if !desired.iter().any(|child| is_own(child.group)) {
             return Ok(false);
         }

@@ -62,9 +62,8 @@ async fn unreadable_object_is_reported_and_affects_no_other() {
     let owners = vec!["7"; 100_000].join(",");
     let owners = format!(r#""ownerReferences":[{owners}]"#);
     check(&with(&owners), "metadata.ownerReferences", true).await;
-    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
-    let owners = vec![owner; 100_000].join(",");
-    check(&with(&format!(r#""ownerReferences":[{owners}]"#)), "metadata", true).await;
+    let finalizers = vec![r#""example.com/f""#; 100_000].join(",");
+    check(&with(&format!(r#""finalizers":[{finalizers}]"#)), "metadata", true).await;
     let label = "x".repeat(1 << 20);
     check(&with(&format!(r#""labels":{{"x":"{label}"}}"#)), "metadata", true).await;
     let numbered = br#""name":7,"uid":"uid-a","resourceVersion":"11""#;

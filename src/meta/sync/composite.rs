@@ -24,21 +24,12 @@ impl ParentReconciler {
         &self,
         object: &Object,
         rules: &ChildContext<'_>,
-        response: CheckedResponse,
+        mut response: CheckedResponse,
         rollout: Option<PlannedRollout>,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
-        let CheckedResponse {
-            hook,
-            mut desired,
-            unusable,
-            mut held,
-            status,
-            record,
-            finalized,
-            ..
-        } = response;
+        let finalized = response.finalized;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
             match self.remove_finalizer(parent, object.header(), context).await? {
@@ -50,11 +41,12 @@ impl ParentReconciler {
             }
         }
         let manages = self.finalizer.manages_children(object.header());
-        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
         let owners = match manages {
-            true => self.check_owners(&object, rules, &mut desired, &mut held, context),
+            true => self.check_owners(&object, rules, &mut response, context),
             false => Ok(false),
         };
+        let CheckedResponse { hook, desired, unusable, held, status, record, .. } = response;
+        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
         let rechecked = match &rollout {
             Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
             Some(_) | None => Ok(None),

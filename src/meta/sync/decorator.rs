@@ -87,15 +87,20 @@ impl ParentReconciler {
         &self,
         object: &Object,
         rules: &ChildContext<'_>,
-        response: CheckedResponse,
+        mut response: CheckedResponse,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let parent = rules.parent;
+        let manages = self.finalizer.manages_children(object.header());
+        let owners = match manages {
+            true => self.check_owners(object, rules, &mut response, context),
+            false => Ok(false),
+        };
         let CheckedResponse {
             hook,
-            mut desired,
+            desired,
             unusable,
-            mut held,
+            held,
             status,
             labels,
             annotations,
@@ -103,7 +108,6 @@ impl ParentReconciler {
             finalized,
             ..
         } = response;
-        let manages = self.finalizer.manages_children(object.header());
         let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
         let frees = finalized && self.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then
@@ -135,10 +139,6 @@ impl ParentReconciler {
             | Err(_) => {}
         }
         // After the write of the object, which may free it.
-        let owners = match manages {
-            true => self.check_owners(object, rules, &mut desired, &mut held, context),
-            false => Ok(false),
-        };
         let managed = if manages {
             let observed = &rules.observed_without(&held);
             let rules = &ChildContext { observed, ..*rules };
