@@ -3,7 +3,7 @@
 
 use kube::{
     Api,
-    api::{DeleteParams, ListParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -165,5 +165,81 @@ async fn cluster_scoped_child_of_a_namespaced_parent_delays_no_other() {
     let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(harness.scope.client());
     let named = ListParams::default().fields(&format!("metadata.name={name}"));
     assert!(namespaces.list(&named).await.unwrap().items.is_empty(), "nothing would delete it");
+    supervised.end().await;
+}
+
+/// A revision controller wants one child without a name, and only while there is none.
+#[tokio::test]
+async fn child_by_generate_name_is_created_once_and_stays() {
+    let supervised = Supervised::start("generated").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
+        let observed = request["children"]["ConfigMap.v1"].as_object().unwrap();
+        let mut child = config_map(request);
+        child["metadata"] = json!({ "generateName": "revision-" });
+        let kept: Vec<_> = observed.values().cloned().collect();
+        let children = if kept.is_empty() { vec![child] } else { kept };
+        Answer::Json(json!({ "children": children, "status": status_of(request) }))
+    });
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+
+    let seen = supervised.hook.called("with the child", |call| {
+        call.body["children"]["ConfigMap.v1"].as_object().is_some_and(|all| all.len() == 1)
+    });
+    seen.await;
+    supervised.resize(&crd, "gear", 2).await;
+    let is_resized = |call: &crate::support::Call| call.body["parent"]["spec"]["size"] == 2;
+    supervised.hook.called("about the new size", is_resized).await;
+
+    let maps = supervised.config_maps().list(&ListParams::default()).await.unwrap().items;
+    let names = maps.into_iter().filter_map(|map| map.metadata.name);
+    let names: Vec<_> = names.filter(|name| name != "kube-root-ca.crt").collect();
+    assert!(matches!(&names[..], [one] if one.starts_with("revision-")), "{names:?}");
+    supervised.end().await;
+}
+
+/// A pipelines project decorates namespaces and sets a status. That of a namespace that is being
+/// deleted needs its phase.
+#[tokio::test]
+async fn namespace_whose_status_is_refused_gets_its_labels() {
+    let supervised = Supervised::decorating("pipelines").await;
+    let harness = &supervised.harness;
+    let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(harness.scope.client());
+    let name = format!("{}-team", harness.scope.namespace);
+    let team = json!({
+        "metadata": { "name": name, "labels": { "scope": harness.scope.namespace } },
+    });
+    let team = serde_json::from_value(team).unwrap();
+    namespaces.create(&PostParams::default(), &team).await.unwrap();
+    let held = json!({ "metadata": { "name": "held", "finalizers": ["example.com/held"] } });
+    let maps =
+        Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(harness.scope.client(), &name);
+    maps.create(&PostParams::default(), &serde_json::from_value(held).unwrap()).await.unwrap();
+    namespaces.delete(&name, &DeleteParams::default()).await.unwrap();
+    supervised.hook.answers(|_| {
+        let status = json!({ "phase": "Unheard", "pipelines": 3 });
+        Answer::Json(json!({ "labels": { "pipelines": "yes" }, "status": status }))
+    });
+    let selector = json!({ "matchLabels": { "scope": harness.scope.namespace } });
+    let spec = json!({
+        "resources": [
+            { "apiVersion": "v1", "resource": "namespaces", "labelSelector": selector },
+        ],
+        "hooks": { "sync": { "webhook": { "url": supervised.hook.url } } },
+    });
+    supervised.declare_decorator("a", spec).await;
+
+    until("the namespace has its label", async || {
+        let labels = namespaces.get(&name).await.unwrap().metadata.labels.unwrap();
+        if labels.get("pipelines").is_some() { Ok(()) } else { Err(format!("{labels:?}")) }
+    })
+    .await;
+    supervised.event(&name, "SyncError", "writing the status").await;
+
+    let freed = kube::api::Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    maps.patch("held", &Default::default(), &freed).await.unwrap();
     supervised.end().await;
 }

@@ -14,7 +14,7 @@ use kube::{
     ResourceExt,
     api::{DynamicObject, PostParams},
 };
-use pilotlight::testing::CrdBuilder;
+use pilotlight::{meta::api::ControllerStatus, testing::CrdBuilder};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -126,6 +126,32 @@ async fn type_whose_name_ends_in_s_is_decorated_without_attachments() {
         if label.as_deref() == Some("yes") { Ok(()) } else { Err(format!("{object:?}")) }
     })
     .await;
+    supervised.end().await;
+}
+
+/// A manifest of many years names a type in the group from which it was removed, among others.
+#[tokio::test]
+async fn type_that_was_removed_years_ago_is_named_with_its_present_group() {
+    let supervised = Supervised::start("published-removed").await;
+    let crd = supervised.harness.widgets();
+    let mut spec = supervised.spec(&crd);
+    let types = spec["childResources"].as_array_mut().unwrap();
+    types.push(json!({ "apiVersion": "extensions/v1beta1", "resource": "ingresses" }));
+    supervised.install(&crd).await;
+    supervised.declare("a", spec).await;
+
+    let named = |status: &ControllerStatus| {
+        let message = status.conditions.iter().find(|it| it.type_ == "TypesReady");
+        message.is_some_and(|condition| {
+            condition.message.contains("ingresses.extensions/v1beta1")
+                && condition.message.contains("networking.k8s.io/v1")
+        })
+    };
+    supervised.status("a", "it names the type and its group", named).await;
+
+    let present = json!([{ "apiVersion": "networking.k8s.io/v1", "resource": "ingresses" }]);
+    supervised.edit("a", json!({ "spec": { "childResources": present } })).await;
+    supervised.runs("a", 1).await;
     supervised.end().await;
 }
 
