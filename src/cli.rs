@@ -200,7 +200,7 @@ fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
     let refused = error.get(ContextKind::InvalidSubcommand);
     if matches!(refused, Some(ContextValue::String(command)) if command == "dev") {
         let hint = "this build lacks the command dev, which the feature `dev` adds: run \
-                    `cargo run --release -- dev` in Pilotlight's repository";
+                    `cargo run -- dev` in Pilotlight's repository";
         error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
     }
@@ -520,7 +520,7 @@ mod tests {
         let dev = refuse("dev");
         assert_eq!((dev.kind(), dev.exit_code()), (ErrorKind::InvalidSubcommand, 2));
         assert!(dev.to_string().contains("unrecognized subcommand 'dev'"), "{dev}");
-        assert!(dev.to_string().contains("cargo run --release -- dev"), "{dev}");
+        assert!(dev.to_string().contains("cargo run -- dev"), "{dev}");
         assert!(!refuse("devel").to_string().contains("cargo run"));
     }
 

@@ -327,6 +327,36 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert!(!Path::new(file).exists(), "its data is left");
 }
 
+/// Waits for ever in the place of Go.
+const IDLE_GO: &str = "#!/bin/sh\nexec sleep 600\n";
+
+#[tokio::test]
+async fn demo_is_simulated_until_the_control_plane_is_built() {
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    std::fs::write(&go, IDLE_GO).unwrap();
+    std::fs::set_permissions(&go, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let mut command = pilotlight(&["dev", "--demo"]);
+    command
+        .env("PATH", format!("{}:{path}", directory.path().display()))
+        .env("PILOTLIGHT_CACHE", directory.path())
+        .env_remove("KUBEBUILDER_ASSETS");
+    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let output = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut dev = Dev { process, output };
+
+    dev.says("The control plane is built now").await;
+    dev.says("A simulated API server runs").await;
+    dev.says("CRD gone → controller done (TypeGone)").await;
+    dev.says("The demo runs again").await;
+    let id = dev.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    let (code, _) = dev.end().await;
+
+    assert_eq!(code, Some(1), "it was interrupted");
+}
+
 #[tokio::test]
 async fn the_demo_plays_a_controllers_life_to_its_end() {
     let mut demo = Dev::start(&["--demo"]);

@@ -19,12 +19,12 @@ use kube::{
 use pilotlight::{
     signals,
     testing::{
-        ControlPlane, ControlPlaneOptions, PrintProgress, PrivateDirectory,
+        Binary, BinarySources, ControlPlane, ControlPlaneOptions, PrintProgress, PrivateDirectory,
         simulated::SimulatedServer,
     },
     transport::{Transport, TransportOptions},
 };
-use tokio::{time::Instant, try_join};
+use tokio::{join, time::Instant, try_join};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -38,14 +38,15 @@ use super::{
 /// Timeout for a new CRD to become usable.
 const USABLE_WITHIN: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct DevArgs {
     /// Run no manager: only a control plane with Pilotlight's CRDs.
     #[arg(long, conflicts_with = "demo")]
     no_manager: bool,
     /// Run a demo, then end. A controller is declared before its type exists. It starts when the
     /// type is installed, stops when it is removed, and starts again when it returns. Prints the
-    /// duration of each step.
+    /// duration of each step. While the control plane is built, the first time, the demo runs on a
+    /// simulated API server.
     #[arg(long)]
     demo: bool,
     /// Keep everything running after the demo, until Ctrl-C.
@@ -93,15 +94,33 @@ impl DevArgs {
             progress: Arc::new(PrintProgress),
             ..ControlPlaneOptions::default()
         };
+        let is_built = is_built(&BinarySources::from_env()?);
         // Dropping the future stops the processes that it has started.
-        let Some(plane) = stop.run_until_cancelled(ControlPlane::start(options)).await else {
+        let start = stop.run_until_cancelled(ControlPlane::start(options));
+        let meanwhile = async {
+            if self.demo && !is_built { self.simulate_meanwhile(&stop).await } else { Ok(()) }
+        };
+        let (plane, meanwhile) = join!(start, meanwhile);
+        let Some(plane) = plane else {
             bail!("interrupted while the control plane was starting");
         };
         let plane = plane.context("starting the control plane")?;
+        meanwhile?;
         let place = ServerAccess { config: plane.config(), kubeconfig: plane.kubeconfig() };
         let ended = Box::pin(self.with("A Kubernetes control plane", &place, began, stop)).await;
         plane.stop().await;
         ended
+    }
+
+    /// Runs the demo on a simulated API server, while the control plane is built.
+    async fn simulate_meanwhile(&self, stop: &CancellationToken) -> anyhow::Result<()> {
+        output::print(
+            "The control plane is built now, once. Until it is there, the demo runs on a simulated \
+             API server.\n\n",
+        )?;
+        let demo = Self { keep: false, simulated: true, ..self.clone() };
+        Box::pin(demo.simulate(Instant::now(), stop.child_token())).await?;
+        output::print("\nThe demo runs again when the control plane is there.\n\n")
     }
 
     /// Runs on a simulated API server.
@@ -186,6 +205,12 @@ impl DevArgs {
         let run = instance.run(stop.clone());
         try_join!(beside, run).map(|((), ())| ())
     }
+}
+
+/// Returns whether all binaries of the control plane are there.
+fn is_built(sources: &BinarySources) -> bool {
+    let all = [Binary::Etcd, Binary::KubeApiserver, Binary::KubeControllerManager];
+    all.into_iter().all(|binary| sources.find(binary).is_some())
 }
 
 /// Returns the commands that inspect the manager, with the ports that were chosen.
