@@ -102,6 +102,15 @@ fn nanoseconds(text: &str) -> Option<u128> {
     }
 }
 
+/// Returns a duration for messages: `2 min`, `30 s`, `250 ms`.
+pub(crate) fn human(time: Duration) -> String {
+    match (time.as_secs(), time.subsec_millis()) {
+        (0, millis) => format!("{millis} ms"),
+        (secs, 0) if secs % 60 == 0 => format!("{} min", secs / 60),
+        (secs, _) => format!("{secs} s"),
+    }
+}
+
 /// Returns a duration as `Duration.String` of Go writes it: `1m0s`, `1.5s`, `250ms`.
 #[cfg(any(test, feature = "meta"))]
 pub(crate) fn text(duration: Duration) -> String {

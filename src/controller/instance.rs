@@ -23,14 +23,15 @@ use super::{
     debug,
     inputs::state::NamedInputs,
     queue::QueueOptions,
+    run,
     run::input::InputSource,
     run::input_status::InputMode,
     run::slots::WorkerBound,
-    run::{self, human},
     source::kind::KindSource,
     spec::{Spec, erase},
 };
 use crate::{
+    duration,
     informer::{EndReason, InformerProgress, Subscription},
     kind::TypeRef,
     manager::{
@@ -89,7 +90,7 @@ enum PrepareError {
     #[error("{type_ref} is forbidden: {why}")]
     Forbidden { type_ref: TypeRef, why: String },
     /// Fix the problem that the reason names.
-    #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
+    #[error("{type_ref} is not synced after {}: {why}", duration::human(*.after))]
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
     /// Wait: the preparation is retried with the next change.
     #[error("the informer of {0} ended: {1}; the preparation is retried")]

@@ -45,7 +45,7 @@ use super::{
     spec::{Spec, resource_of},
 };
 use crate::{
-    guard,
+    duration, guard,
     informer::Subscription,
     manager::{BoxError, Epoch, RunResult},
 };
@@ -54,7 +54,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
     /// Raise the timeout, make the input conditional, or fix the problem that the reason names.
-    #[error("sync timeout after {}: {}", human(*.after), .inputs.join("; "))]
+    #[error("sync timeout after {}: {}", duration::human(*.after), .inputs.join("; "))]
     SyncTimeout { after: Duration, inputs: Vec<String> },
     /// Fix the problem that the reason names; the run is retried.
     #[error("source {0}")]
@@ -482,15 +482,6 @@ fn ended_badly(error: JoinError) -> Attempt {
     match error.try_into_panic() {
         Ok(panic) => Attempt::Panicked(guard::message(panic)),
         Err(_) => Attempt::Aborted,
-    }
-}
-
-/// Formats a duration for messages: `2 min`, `30 s`, `250 ms`.
-pub(super) fn human(time: Duration) -> String {
-    match (time.as_secs(), time.subsec_millis()) {
-        (0, millis) => format!("{millis} ms"),
-        (secs, 0) if secs % 60 == 0 => format!("{} min", secs / 60),
-        (secs, _) => format!("{secs} s"),
     }
 }
 

@@ -159,7 +159,7 @@ pub(crate) struct Run {
 /// The work queue runs no two reconciles of one name at the same time. An entry can therefore be
 /// copied, changed and put back without losing a concurrent change.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct DeclaredStates {
     state: Mutex<ChangeSet>,
     notify: Notify,
 }
@@ -171,7 +171,7 @@ struct ChangeSet {
     events: BTreeMap<Arc<str>, Vec<ControllerEvent>>,
 }
 
-impl Changes {
+impl DeclaredStates {
     /// Names of all declared controllers.
     pub(crate) fn names(&self) -> Vec<Arc<str>> {
         self.lock().declared.keys().cloned().collect()
@@ -216,12 +216,12 @@ impl Changes {
     }
 
     /// Returns the state of a controller; adds an empty one if there is none.
-    pub(crate) fn take(&self, name: &Arc<str>) -> DeclaredState {
+    pub(crate) fn state(&self, name: &Arc<str>) -> DeclaredState {
         self.lock().declared.entry(name.clone()).or_default().clone()
     }
 
     /// Returns the state of a controller, if there is one.
-    pub(crate) fn peek(&self, name: &str) -> Option<DeclaredState> {
+    pub(crate) fn known(&self, name: &str) -> Option<DeclaredState> {
         self.lock().declared.get(name).cloned()
     }
 
@@ -272,7 +272,7 @@ mod tests {
 
     /// Records at its drop whether the changes were locked.
     struct DropProbe {
-        changes: Arc<Changes>,
+        changes: Arc<DeclaredStates>,
         locked: Arc<Mutex<Vec<bool>>>,
     }
 
@@ -316,7 +316,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn replaced_and_removed_runs_are_dropped_without_the_lock() {
-        let (changes, locked) = (Arc::new(Changes::default()), Arc::default());
+        let (changes, locked) = (Arc::new(DeclaredStates::default()), Arc::default());
         let probe = || DropProbe { changes: Arc::clone(&changes), locked: Arc::clone(&locked) };
 
         changes.put(&"a".into(), declared(probe()));
@@ -328,7 +328,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_change_is_delivered_once_and_never_lost() {
-        let changes = Changes::default();
+        let changes = DeclaredStates::default();
         changes.enqueue("b");
         changes.enqueue("a");
         changes.enqueue("a");
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn events_of_a_crash_loop_are_bounded() {
-        let changes = Changes::default();
+        let changes = DeclaredStates::default();
         changes.put(&"a".into(), DeclaredState::default());
 
         for index in 0..100 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{ControllerKind, declared::Changes, recorder::Severity};
+use super::{ControllerKind, declared::DeclaredStates, recorder::Severity};
 use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
     discovery::TypeRegistry,
@@ -26,7 +26,7 @@ pub(super) struct ManagerSource {
     /// Registry with the CRD of the kind.
     pub(super) types: TypeRegistry,
     /// Declared controllers, with the names of those that changed.
-    pub(super) changes: Arc<Changes>,
+    pub(super) changes: Arc<DeclaredStates>,
 }
 
 impl ConditionalSource for ManagerSource {
@@ -96,7 +96,7 @@ impl ConditionalSource for ManagerSource {
     }
 }
 
-impl Changes {
+impl DeclaredStates {
     /// Enqueues each runnable of a kind that was added, changed or removed between two snapshots.
     fn compare(&self, kind: ControllerKind, last: &Snapshot, now: &Snapshot) {
         let changed = now.changed_since(last);
@@ -172,13 +172,13 @@ mod tests {
         names.iter().map(|name| Arc::new(status(name))).collect()
     }
 
-    fn changed(changes: &Changes) -> Vec<Arc<str>> {
+    fn changed(changes: &DeclaredStates) -> Vec<Arc<str>> {
         std::iter::from_fn(|| changes.next().now_or_never()).collect()
     }
 
     #[test]
     fn added_changed_and_removed_runnables_are_enqueued() {
-        let changes = Changes::default();
+        let changes = DeclaredStates::default();
         let last = snapshot(&["changed", "gone", "same"]);
         let same = &last[&ControllerKind::Composite.runnable_name("same")];
         let now = snapshot(&["changed", "new"]);
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn missed_transitions_enqueue_every_runnable() {
-        let changes = Changes::default();
+        let changes = DeclaredStates::default();
         for name in ["a", "b"] {
             changes.put(&name.into(), DeclaredState::default());
         }

@@ -23,7 +23,7 @@ pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     ControllerKind, Definition, HookFactory, MetaOptions, credentials::HookCredentials,
-    declared::Changes, manager_source::ManagerSource, recorder::EventRecorder,
+    declared::DeclaredStates, manager_source::ManagerSource, recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
@@ -123,7 +123,7 @@ impl Supervisor {
         options: Arc<MetaOptions>,
         shared: &SharedState,
     ) -> Result<Self, BuildError> {
-        let changes = Arc::new(Changes::default());
+        let changes = Arc::new(DeclaredStates::default());
         let target = options.target.clone();
         let keeps_managed_fields = options.strictness.managed_fields;
         let source = ManagerSource {

@@ -14,7 +14,6 @@ use crate::{
         ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
         metrics::Series,
         queue::Queue,
-        run::human,
         run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
         source::{
             kind::{KindSource, SharedKindSource},
@@ -22,7 +21,7 @@ use crate::{
         },
     },
     discovery::{TypeChange, TypeRegistry},
-    duration::{after, doubled},
+    duration::{self, after, doubled},
     guard::{self, GuardedDrop},
     kind::TypeRef,
     manager::{Basis, Condition, Epoch, Readiness, UnmetRequirement, Verdict, WatchState, all_of},
@@ -211,7 +210,10 @@ impl InputRun {
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _)
                     if self.input.is_custom() && is_kept =>
                 {
-                    self.ended(format!("{ENDED}; it is started again in {}", human(pause)));
+                    self.ended(format!(
+                        "{ENDED}; it is started again in {}",
+                        duration::human(pause)
+                    ));
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }

@@ -7,7 +7,9 @@ use k8s_openapi::jiff::Timestamp;
 use crate::{
     discovery::TypeRegistry,
     manager::{ControllerName, ManagerHandle},
-    meta::{ControllerKind, ControllerStatus, declared::Changes, served_elsewhere::with_remedies},
+    meta::{
+        ControllerKind, ControllerStatus, declared::DeclaredStates, served_elsewhere::with_remedies,
+    },
 };
 
 /// Declared controllers of one or more supervisors. Cheap to clone.
@@ -15,7 +17,7 @@ use crate::{
 pub struct DeclaredControllers {
     pub(super) manager: ManagerHandle,
     pub(super) types: TypeRegistry,
-    pub(super) changes: Vec<(ControllerKind, Arc<Changes>)>,
+    pub(super) changes: Vec<(ControllerKind, Arc<DeclaredStates>)>,
 }
 
 /// Declared controller, with its status as of now.
@@ -44,8 +46,8 @@ impl DeclaredControllers {
     /// Returns every declared controller that was checked, by kind and name: those that are
     /// rejected and paused, too.
     pub fn list(&self) -> Vec<DeclaredController> {
-        let of = |kind: ControllerKind, changes: &Changes, name: Arc<str>| {
-            let declared = changes.peek(&name)?;
+        let of = |kind: ControllerKind, changes: &DeclaredStates, name: Arc<str>| {
+            let declared = changes.known(&name)?;
             let checked = declared.checked.as_ref()?;
             let name = kind.runnable_name(&name);
             let run = self.manager.status_of(name.clone());

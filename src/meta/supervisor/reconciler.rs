@@ -24,7 +24,7 @@ use crate::{
         MetaOptions, Rejection, Webhook,
         counted_hook::{CountedHook, Hooks},
         credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
-        declared::{Changes, CheckedObject, DeclaredState, Run},
+        declared::{CheckedObject, DeclaredState, DeclaredStates, Run},
         definition::{lacks_only_hooks, type_ref},
         edit_effect::{EditEffect, edit_effect},
         recorder::{EventRecorder, Severity, Subject},
@@ -55,7 +55,7 @@ pub(super) struct DeclarationReconciler {
     pub(super) manager: ManagerHandle,
     pub(super) options: Arc<MetaOptions>,
     pub(super) recorder: EventRecorder,
-    pub(super) changes: Arc<Changes>,
+    pub(super) changes: Arc<DeclaredStates>,
     pub(super) credentials: HookCredentials,
     /// True once the missing status of a CRD was logged, for any kind.
     pub(super) logged_pruning: Arc<AtomicBool>,
@@ -159,7 +159,7 @@ impl DeclarationReconciler {
     /// Takes the state of the object, and returns whether another object of its name had it.
     fn take_state(&self, object: &Object, context: &Context) -> (DeclaredState, bool) {
         let (name, uid) = (&object.key().name, &object.header().uid);
-        let mut declared = self.changes.take(name);
+        let mut declared = self.changes.state(name);
         let another = declared.uid != *uid;
         if another {
             declared = declared.taken_over_by(uid.clone());
@@ -379,7 +379,7 @@ impl DeclarationReconciler {
     /// Removes the runnable of an object that no longer matches the target selector. The object
     /// belongs to another instance and is left alone.
     async fn remove_untargeted(&self, name: &str) -> Outcome {
-        if self.changes.peek(name).is_none() {
+        if self.changes.known(name).is_none() {
             return Outcome::Done;
         }
         if self.stop(name).await.is_err() {
@@ -396,7 +396,7 @@ impl DeclarationReconciler {
         name: &str,
         context: &Context,
     ) -> Result<Outcome, ReconcileError> {
-        let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
+        let Some(mut declared) = self.changes.known(name) else { return Ok(Outcome::Done) };
         if !matches!(self.cluster.types.get(&self.kind.type_ref()).state, TypeState::Served) {
             // The object may be missing because its CRD is. If the epoch ends, the next one checks
             // again.
