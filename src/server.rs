@@ -121,11 +121,11 @@ const MAX_TEXTS: usize = 4;
 
 /// Texts of scrapes that are being sent, from the oldest to the newest.
 #[derive(Default)]
-struct SentTexts(Mutex<Vec<Weak<str>>>);
+struct SentTexts(Mutex<Vec<Weak<String>>>);
 
 impl SentTexts {
     /// Returns a new text, or the newest one while [`MAX_TEXTS`] are being sent.
-    fn next(&self, source: &MetricsSource) -> Result<Arc<str>, fmt::Error> {
+    fn next(&self, source: &MetricsSource) -> Result<Arc<String>, fmt::Error> {
         let mut texts = self.0.lock();
         texts.retain(|text| text.strong_count() > 0);
         if texts.len() >= MAX_TEXTS
@@ -133,14 +133,14 @@ impl SentTexts {
         {
             return Ok(newest);
         }
-        let text = Arc::<str>::from(source.text()?);
+        let text = Arc::new(source.text()?);
         texts.push(Arc::downgrade(&text));
         Ok(text)
     }
 }
 
 /// Text as the owner of the bytes of a response.
-struct SharedText(Arc<str>);
+struct SharedText(Arc<String>);
 
 impl AsRef<[u8]> for SharedText {
     fn as_ref(&self) -> &[u8] {
@@ -170,7 +170,7 @@ pub fn metrics(source: impl Into<MetricsSource>) -> Router {
 /// Starts before every other group of runnables, and ends after them.
 ///
 /// Bounds of its connections, since any client of the network may open them: 64 at a time, where
-/// one more closes the one with the least time left; 5 s for the header of a request, of at most
+/// one more closes the oldest; 5 s for the header of a request, of at most
 /// 16 KiB; 10 s from there to the end of the response, of which the page has 9 s.
 ///
 /// ```no_run

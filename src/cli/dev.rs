@@ -24,7 +24,7 @@ use pilotlight::{
     },
     transport::{Transport, TransportOptions},
 };
-use tokio::{join, time::Instant, try_join};
+use tokio::{time::Instant, try_join};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -95,17 +95,20 @@ impl DevArgs {
             ..ControlPlaneOptions::default()
         };
         let is_built = is_built(&BinarySources::from_env()?);
-        // Dropping the future stops the processes that it has started.
-        let start = stop.run_until_cancelled(ControlPlane::start(options));
+        let start = async {
+            // Dropping the future stops the processes that it has started.
+            let Some(plane) = stop.run_until_cancelled(ControlPlane::start(options)).await else {
+                bail!("interrupted while the control plane was starting");
+            };
+            plane.context("starting the control plane")
+        };
         let meanwhile = async {
-            if self.demo && !is_built { self.simulate_meanwhile(&stop).await } else { Ok(()) }
+            if self.demo && !is_built {
+                self.simulate_meanwhile(&stop).await?;
+            }
+            Ok(())
         };
-        let (plane, meanwhile) = join!(start, meanwhile);
-        let Some(plane) = plane else {
-            bail!("interrupted while the control plane was starting");
-        };
-        let plane = plane.context("starting the control plane")?;
-        meanwhile?;
+        let (plane, ()) = try_join!(start, meanwhile)?;
         let place = ServerAccess { config: plane.config(), kubeconfig: plane.kubeconfig() };
         let ended = Box::pin(self.with("A Kubernetes control plane", &place, began, stop)).await;
         plane.stop().await;
@@ -119,7 +122,10 @@ impl DevArgs {
              API server.\n\n",
         )?;
         let demo = Self { keep: false, simulated: true, ..self.clone() };
-        Box::pin(demo.simulate(Instant::now(), stop.child_token())).await?;
+        // Its error is that of the simulated server: the demo on the real one follows.
+        if let Err(error) = Box::pin(demo.simulate(Instant::now(), stop.child_token())).await {
+            return output::print(&format!("The simulated demo ended early: {error:#}\n\n"));
+        }
         output::print("\nThe demo runs again when the control plane is there.\n\n")
     }
 

@@ -33,7 +33,7 @@ pub(super) fn fits_in_place(error: &kube::Error, created: &[u8], observed: &[u8]
     // LimitRange.
     let holds = used.iter().all(|(resource, used)| {
         let (requested, limit) = (requested.get(resource), limited.get(resource));
-        let freed = held_of(&held, resource);
+        let freed = held_of(&observed, &held, resource);
         requested.zip(limit).is_some_and(|(requested, limit)| {
             used - freed + requested <= *limit * (1.0 + f64::EPSILON * 8.0) && used <= limit
         })
@@ -42,16 +42,22 @@ pub(super) fn fits_in_place(error: &kube::Error, created: &[u8], observed: &[u8]
 }
 
 /// Returns how much of a quota's resource an object holds, by its requests and limits.
-fn held_of(held: &BTreeMap<String, f64>, resource: &str) -> f64 {
-    let is_amount = |name: &str| matches!(name, "cpu" | "memory" | "ephemeral-storage" | "storage");
+fn held_of(observed: &Value, held: &BTreeMap<String, f64>, resource: &str) -> f64 {
     let by_name = |name: &str| held.get(name).copied().unwrap_or_default();
-    match resource.rsplit_once(['.', '/']) {
-        _ if is_amount(resource) => by_name(&format!("requests.{resource}")),
-        Some(_) if resource.starts_with("requests.") || resource.starts_with("limits.") => {
-            by_name(resource)
-        }
-        // A number of objects: `pods`, `count/deployments.apps`, `services.nodeports`.
-        Some(_) | None => 1.0,
+    let is_requested = matches!(resource, "cpu" | "memory" | "ephemeral-storage")
+        || resource.starts_with("hugepages-");
+    if is_requested {
+        by_name(&format!("requests.{resource}"))
+    } else if resource.starts_with("requests.") || resource.starts_with("limits.") {
+        by_name(resource)
+    } else if resource.ends_with("/requests.storage") {
+        by_name("requests.storage")
+    } else if resource == "services.nodeports" {
+        let ports = observed.pointer("/spec/ports").and_then(Value::as_array);
+        ports.map_or(0.0, |ports| ports.iter().map(|_| 1.0).sum())
+    } else {
+        // A number of objects: `pods`, `count/deployments.apps`, `services.loadbalancers`.
+        1.0
     }
 }
 
@@ -215,6 +221,15 @@ mod tests {
         let bare = json!({"spec": {"containers": [{}]}});
         check(defaults, bare, pod("1"), false);
         check(defaults, pod("3"), pod("3"), true);
+        let ports = json!({"spec": {"type": "NodePort", "ports": [{}, {}, {}]}});
+        let nodes = "exceeded quota: q, requested: services.nodeports=3, used: \
+                     services.nodeports=3, limited: services.nodeports=3";
+        check(nodes, ports.clone(), ports, true);
+        let claim = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
+        let gold = "exceeded quota: q, requested: gold.storageclass.storage.k8s.io/requests.storage=2Gi, \
+                    used: gold.storageclass.storage.k8s.io/requests.storage=3Gi, limited: \
+                    gold.storageclass.storage.k8s.io/requests.storage=3Gi";
+        check(gold, claim.clone(), claim, true);
         let full = "exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5";
         for phase in ["Succeeded", "Failed", "Running"] {
             let mut old = pod("1");

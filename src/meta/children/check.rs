@@ -84,8 +84,9 @@ impl ChildContext<'_> {
     ) -> Result<CheckedChildren, String> {
         let list = self.ownership.list();
         let mut checked = CheckedChildren::default();
-        // Names of the unusable children, with their indexes.
-        let mut unusable = Vec::<(usize, HashSet<NamedChild>)>::new();
+        let mut unusable = HashSet::default();
+        // Last index of each unusable child that is fully named.
+        let mut refused = HashMap::<(usize, ObjectKey), usize, RandomState>::default();
         // Indexes of the usable children in the response.
         let mut indexes = Vec::new();
         // Places among the usable children.
@@ -103,8 +104,11 @@ impl ChildContext<'_> {
                     }
                     checked.unusable.push(error);
                     let named = named.unwrap_or_default();
-                    let names = [named.clone().without_namespace(), named];
-                    unusable.push((index, names.into_iter().collect()));
+                    if let Some(child) = self.identified(&json, &named) {
+                        refused.insert(child, index);
+                    }
+                    unusable.insert(named.clone().without_namespace());
+                    unusable.insert(named);
                     continue;
                 }
             };
@@ -138,23 +142,37 @@ impl ChildContext<'_> {
             // The last of several counts, also one that cannot be used.
             let mut indexes = indexes.into_iter();
             checked.desired.retain(|child| {
-                let index = indexes.next().unwrap_or_default();
-                let names = unusable.iter().filter(|(later, _)| *later > index);
-                let is_superseded = names
-                    .filter(|(_, names)| names.iter().all(NamedChild::is_full))
-                    .any(|(_, names)| self.is_named(child.group, &child.key, names));
+                let (index, child) = (indexes.next(), (child.group, child.key.clone()));
+                let is_superseded = refused.get(&child).copied() > index;
                 if is_superseded {
-                    places.remove(&(child.group, child.key.clone()));
+                    places.remove(&child);
                 }
                 !is_superseded
             });
-            let names = unusable.into_iter().flat_map(|(_, names)| names).collect();
             let observed = self.observed.iter();
-            let observed = observed.filter(|it| self.is_named(it.group, &it.key, &names));
+            let observed = observed.filter(|it| self.is_named(it.group, &it.key, &unusable));
             checked.held = observed.map(|child| (child.group, child.key.clone())).collect();
             checked.held.retain(|child| !places.contains_key(child));
         }
         Ok(checked)
+    }
+
+    /// Returns type and key of an unusable child, if it states them all. A namespaced parent gives a
+    /// child its namespace.
+    fn identified(&self, json: &[u8], named: &NamedChild) -> Option<(usize, ObjectKey)> {
+        let (kind, api_version) = (named.kind.as_deref()?, NamedChild::api_version(json)?);
+        let group = self.groups.iter().position(|group| {
+            *group.served.kind == *kind && group.served.identity.api_version() == api_version
+        })?;
+        let namespace = match self.groups[group].served.identity.scope {
+            Scope::Cluster => None,
+            Scope::Namespaced => {
+                let stated = named.namespace.as_deref().map(Into::into);
+                Some(stated.or_else(|| self.parent.key.namespace.clone())?)
+            }
+        };
+        let name = Some(&named.name).filter(|name| !name.is_empty())?;
+        Some((group, ObjectKey { namespace, name: name.as_str().into() }))
     }
 
     /// Returns whether one of these names may be that of an observed child. A name, kind or namespace

@@ -36,11 +36,6 @@ impl NamedChild {
         Self { namespace: Some(String::new()), ..self }
     }
 
-    /// Returns whether kind and name are stated.
-    pub(super) fn is_full(&self) -> bool {
-        !self.name.is_empty() && self.kind.is_some()
-    }
-
     /// Reads the text of a child, of which other parts may be too deep or too long to be decoded.
     /// `None` if the text is no object.
     pub(super) fn of(json: &[u8]) -> Option<Self> {
@@ -53,6 +48,13 @@ impl NamedChild {
         };
         let name = text(name).unwrap_or_default();
         Some(Self { name, kind: text(kind), namespace: text(namespace) })
+    }
+
+    /// Reads the apiVersion from the text of a child.
+    pub(super) fn api_version(json: &[u8]) -> Option<String> {
+        let [api_version, _] = fields(rewrite::text(json).ok()?, ["apiVersion", "kind"])?;
+        let raw = api_version.filter(|raw| raw.get().len() <= MAX_TYPE_BYTES)?;
+        serde_json::from_str(raw.get()).ok()
     }
 
     /// Returns kind and name for a message; empty if both are open.

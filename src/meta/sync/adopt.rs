@@ -221,7 +221,8 @@ pub(super) fn owners_patch(
     let object: OwnedObject =
         serde_json::from_slice(json).map_err(|error| unreadable(redaction::decoding(error)))?;
     let mut owners = object.metadata.owner_references.unwrap_or_default();
-    if owners.len() != header.owners.len() {
+    // A header has the controller alone where the owners are too many.
+    if owners.len() < header.owners.len() {
         return Err(unreadable("its owners are missing".to_owned()));
     }
     change(&mut owners);
@@ -240,12 +241,16 @@ mod tests {
     use crate::{kind::Scope, meta::children::fixtures::served};
 
     fn config_map() -> Object {
+        owned_by(1)
+    }
+
+    /// ConfigMap with so many owners that do not control it.
+    fn owned_by(count: usize) -> Object {
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "other"});
         let json = json!({
             "metadata": {
                 "namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "7",
-                "ownerReferences": [
-                    {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "other"},
-                ],
+                "ownerReferences": vec![owner; count],
             },
         });
         let served = served("", "configmaps", "ConfigMap", Scope::Namespaced);
@@ -270,6 +275,20 @@ mod tests {
             Some(&json!("u")),
             "an aggregated API may have no versions"
         );
+    }
+
+    #[test]
+    fn owners_that_are_too_many_for_a_header_are_kept() {
+        let object = owned_by(2000);
+        assert_eq!(object.header().owners.len(), 0);
+
+        let patch = owners_patch("ConfigMap", object.header(), &object.json(), |owners| {
+            owners.push(json!({"uid": "parent"}));
+        });
+
+        let patch = patch.unwrap();
+        let owners = patch.pointer("/metadata/ownerReferences").and_then(Value::as_array).unwrap();
+        assert_eq!(owners.len(), 2001);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl ParentReconciler {
             false => Ok(false),
         };
         let CheckedResponse { hook, desired, unusable, held, status, record, .. } = response;
-        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
+        let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
         let rechecked = match &rollout {
             Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
             Some(_) | None => Ok(None),

@@ -108,7 +108,7 @@ impl ParentReconciler {
             finalized,
             ..
         } = response;
-        let is_usable = status.is_ok() && (unusable.is_empty() || !manages);
+        let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
         let frees = finalized && self.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then
         // on, and nothing else deletes them.

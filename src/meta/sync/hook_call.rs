@@ -76,7 +76,9 @@ pub(super) fn with_unusable(
     let Some(unusable) = unusable else { return managed };
     let partly = format!("hook response is partly unusable: {unusable}");
     let message = match managed {
-        Err(SyncError::Failed(refused)) => format!("{partly}; {refused}"),
+        Err(SyncError::Failed(refused) | SyncError::TooDeep(refused)) => {
+            format!("{partly}; {refused}")
+        }
         Err(SyncError::Hook(Failure { message, .. })) => format!("{message}; {unusable}"),
         Err(error @ (SyncError::Cancelled | SyncError::Throttled { .. })) => return Err(error),
         Ok(_)
@@ -84,8 +86,7 @@ pub(super) fn with_unusable(
             SyncError::Conflict(_)
             | SyncError::Outdated(_)
             | SyncError::Busy(..)
-            | SyncError::HookDown(..)
-            | SyncError::TooDeep(_),
+            | SyncError::HookDown(..),
         ) => partly,
     };
     Err(SyncError::response(hook, message))

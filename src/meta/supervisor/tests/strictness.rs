@@ -83,6 +83,29 @@ async fn repeated_child_whose_last_form_is_unusable_stays_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unusable_child_of_another_type_or_namespace_stops_no_child_of_its_name() {
+    let others = [
+        wrong(|it| it["apiVersion"] = json!("other.example.com/v1")),
+        wrong(|it| it["metadata"]["namespace"] = Value::Null),
+    ];
+    for other in others {
+        let respond = move |_, request: &Value| {
+            let size = &request["parent"]["spec"]["change"];
+            json!({"children": [child(&size.to_string()), other]})
+        };
+        let (harness, _) = harness(respond).await;
+        harness.declare("a", spec());
+        for size in 1..=2 {
+            harness.server.apply(thing(size)).unwrap();
+            pass().await;
+
+            assert_eq!(value(&harness), Some(json!(size.to_string())));
+        }
+        harness.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn repeated_child_that_differs_is_reported_once() {
     let twice = |_, request: &Value| {
         let size = request["parent"]["spec"]["change"].to_string();
