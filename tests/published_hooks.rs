@@ -234,7 +234,7 @@ async fn namespace_whose_status_is_refused_gets_its_labels() {
 
     until("the namespace has its label", async || {
         let labels = namespaces.get(&name).await.unwrap().metadata.labels.unwrap();
-        if labels.get("pipelines").is_some() { Ok(()) } else { Err(format!("{labels:?}")) }
+        if labels.contains_key("pipelines") { Ok(()) } else { Err(format!("{labels:?}")) }
     })
     .await;
     supervised.event(&name, "SyncError", "writing the status").await;
