@@ -122,7 +122,7 @@ impl DevArgs {
              API server.\n\n",
         )?;
         let demo = Self { keep: false, simulated: true, ..self.clone() };
-        // Its error is that of the simulated server: the demo on the real one follows.
+        // An error of the simulated server ends nothing: the demo on the real one follows.
         if let Err(error) = Box::pin(demo.simulate(Instant::now(), stop.child_token())).await {
             return output::print(&format!("The simulated demo ended early: {error:#}\n\n"));
         }
