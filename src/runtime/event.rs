@@ -1,16 +1,9 @@
 //! Events of Kubernetes that a reconcile does not wait for.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube_runtime::events::{Event, Recorder, Reporter};
-use tokio::time::timeout;
-use tracing::warn;
 
-use crate::{controller::Context, redaction};
-
-/// Longest wait for the response, so that a silent server collects no tasks.
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::controller::Context;
 
 /// Returns the recorder of a reporter, which all reconciles of the epoch share. Its client is that of
 /// the context, also after [`Context::of_cluster`].
@@ -54,13 +47,5 @@ pub fn recorder(context: &Context, reporter: impl Into<Reporter>) -> Recorder {
 ///
 /// Outside a tokio runtime.
 pub fn publish(context: &Context, recorder: &Recorder, event: Event, object: ObjectReference) {
-    let recorder = recorder.clone();
-    context.spawn(async move {
-        let error = match timeout(DEADLINE, recorder.publish(&event, &object)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => redaction::error(&error),
-            Err(_) => format!("no response within {DEADLINE:?}"),
-        };
-        warn!(error, "publishing the Event failed");
-    });
+    context.publish(recorder, event, object);
 }

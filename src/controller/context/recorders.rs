@@ -1,12 +1,18 @@
 //! Recorders of Events, shared by the reconciles of an epoch.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
-use kube_runtime::events::{Recorder, Reporter};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube_runtime::events::{Event, Recorder, Reporter};
 use parking_lot::Mutex;
+use tokio::time::timeout;
+use tracing::warn;
 
 use super::Context;
-use crate::{controller::foreign_cluster::ForeignCluster, discovery::RegistryId};
+use crate::{controller::foreign_cluster::ForeignCluster, discovery::RegistryId, redaction};
+
+/// Longest wait for the response to an Event, so that a silent server collects no tasks.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Recorder of each reporter in each cluster; `None` means the controller's cluster.
 #[derive(Default)]
@@ -20,6 +26,19 @@ impl Context {
         let build = || Recorder::new(self.client().clone(), reporter.clone());
         let mut recorders = self.shared.recorders.0.lock();
         recorders.entry((cluster, reporter.clone())).or_insert_with(build).clone()
+    }
+
+    /// Publishes an Event in a task of the epoch, and logs an error.
+    pub(crate) fn publish(&self, recorder: &Recorder, event: Event, object: ObjectReference) {
+        let recorder = recorder.clone();
+        self.spawn(async move {
+            let error = match timeout(DEADLINE, recorder.publish(&event, &object)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => redaction::error(&error),
+                Err(_) => format!("no response within {DEADLINE:?}"),
+            };
+            warn!(error, "publishing the Event failed");
+        });
     }
 }
 

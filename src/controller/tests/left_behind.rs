@@ -177,6 +177,14 @@ async fn child_of_an_earlier_owner_follows_the_new_one_within_a_second() {
         let [owner] = &owners[..] else { panic!("{write:?}: {owners:?}") };
         assert_ne!(owner.uid, orphaned.owner_references.unwrap()[0].uid, "{write:?}");
         assert_eq!(now.uid == first.uid, write != Write::Create, "{write:?}");
+        #[cfg(feature = "runtime")]
+        {
+            let events = Api::<k8s_openapi::api::events::v1::Event>::all(harness.server.client());
+            let events = events.list(&Default::default()).await.unwrap().items;
+            let reasons: Vec<_> = events.into_iter().filter_map(|event| event.reason).collect();
+            let deleted = ["ChildOfEarlierParentDeleted"];
+            assert_eq!(reasons, &deleted[usize::from(write != Write::Create)..], "{write:?}");
+        }
         harness.shutdown().await;
     }
 }

@@ -162,11 +162,7 @@ impl Context {
             ..ObjectReference::default()
         };
         let recorder = self.recorder(self.epoch().controller().as_str().into());
-        self.spawn(async move {
-            if let Err(error) = recorder.publish(&event, &object).await {
-                tracing::warn!(error = %crate::redaction::error(&error), "publishing the Event failed");
-            }
-        });
+        self.publish(&recorder, event, object);
     }
 }
 
@@ -177,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn object_is_left_behind_by_an_owner_of_the_same_kind_and_name_alone() {
+    fn left_behind_object_has_one_owner_of_the_same_kind_and_name() {
         let owner = |change: Value| {
             let mut owner = json!({
                 "apiVersion": "example.com/v1", "kind": "Thing", "name": "p", "uid": "earlier",

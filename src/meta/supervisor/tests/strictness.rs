@@ -83,7 +83,7 @@ async fn repeated_child_whose_last_form_is_unusable_stays_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unusable_child_of_another_type_or_namespace_stops_no_child_of_its_name() {
+async fn unusable_child_of_another_type_stops_no_child_of_its_name() {
     let others = [
         wrong(|it| it["apiVersion"] = json!("other.example.com/v1")),
         wrong(|it| it["metadata"]["namespace"] = Value::Null),

@@ -220,7 +220,7 @@ async fn responses_over_http_2_that_wait_for_the_budget_do_not_stop_the_one_that
 }
 
 #[tokio::test]
-async fn call_that_an_http_2_hook_has_not_processed_is_sent_once_more() {
+async fn unprocessed_call_of_an_http_2_hook_is_sent_once_more() {
     let server = SecureHook::start(&["h2"]).await;
     let request = Bytes::from(vec![b' '; 100_000]);
 
