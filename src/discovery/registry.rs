@@ -70,6 +70,11 @@ impl TypeRegistry {
         self.shared.read().catalog.crd_generation(group, plural)
     }
 
+    /// Returns whether a kind was served in more than one scope since the registry was created.
+    pub(crate) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
+        self.shared.read().has_changed_scope(group, kind)
+    }
+
     /// Reports that a request to this type was answered as if the type were gone. If the type comes
     /// from discovery, discovery is requested again.
     pub fn hint(&self, identity: &TypeIdentity) {

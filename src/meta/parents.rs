@@ -1,8 +1,7 @@
 //! Per-parent state of a controller, each part with its own lock.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
@@ -11,7 +10,6 @@ use super::{
 };
 use crate::{
     controller::Request,
-    kind::Scope,
     meta::rollout::{PendingRollouts, RevisionInput},
 };
 
@@ -36,8 +34,6 @@ pub(crate) struct Parents {
     pub(crate) revisions: RevisionInput,
     /// Time from which the periods of resyncs are counted.
     pub(crate) begin: Instant,
-    /// Scopes of the parent types in the first epoch that synced one.
-    scopes: Mutex<BTreeMap<usize, Scope>>,
 }
 
 impl Parents {
@@ -53,15 +49,7 @@ impl Parents {
             patches: Patches::default(),
             revisions: RevisionInput::default(),
             begin: Instant::now(),
-            scopes: Mutex::default(),
         }
-    }
-
-    /// Returns whether a parent type had this scope in all epochs that are known. The first call
-    /// records it. Where the scope has changed, an owner reference does not show which object it
-    /// names.
-    pub(crate) fn keeps_scope(&self, primary: usize, scope: Scope) -> bool {
-        *self.scopes.lock().entry(primary).or_insert(scope) == scope
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.

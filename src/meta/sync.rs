@@ -156,7 +156,6 @@ impl ParentReconciler {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        self.parents.keeps_scope(parent.key.primary, parent.served.identity.scope);
         self.parents.writes.track(&parent.key, &parent.uid);
         self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));

@@ -114,12 +114,6 @@ impl Fixture {
         run_until_idle().await;
         result.lock().unwrap().take().unwrap()
     }
-
-    /// Number of deletions that were sent.
-    fn deletions(&self) -> usize {
-        let seen = self.harness.server.faults().seen();
-        seen.iter().filter(|info| info.verb == Verb::Delete).count()
-    }
 }
 
 impl Harness {
@@ -134,6 +128,12 @@ impl Harness {
     async fn map(&self) -> ObjectMeta {
         let maps = Api::<ConfigMap>::namespaced(self.server.client(), "ns");
         maps.get("a").await.unwrap().metadata
+    }
+
+    /// Number of deletions that were sent.
+    fn deletions(&self) -> usize {
+        let seen = self.server.faults().seen();
+        seen.iter().filter(|info| info.verb == Verb::Delete).count()
     }
 }
 
@@ -219,6 +219,26 @@ async fn child_of_an_earlier_owner_that_changes_before_its_deletion_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn child_of_an_owner_whose_kind_had_another_scope_is_not_deleted() {
+    let harness = Harness::new();
+    harness.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    harness.add_reconciler(builder().for_type(widgets()), Owner(Write::Create)).await;
+    harness.server.apply_cluster_scoped(widget("a", "a"));
+    run_until_idle().await;
+    let first = harness.map().await;
+
+    harness.server.uninstall("widgets");
+    harness.install("Widget");
+    harness.until(|status| status.state == ControllerState::Running && status.epoch == 2).await;
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(harness.map().await, first);
+    assert_eq!(harness.deletions(), 0);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn child_of_the_new_owner_outlives_an_outdated_desired_object() {
     let fixture = Fixture::start().await;
     let metadata = child_of(&fixture.uid);
@@ -231,7 +251,7 @@ async fn child_of_the_new_owner_outlives_an_outdated_desired_object() {
 
     assert_eq!(result, Ok(false));
     assert_eq!(fixture.harness.map().await, stored.metadata);
-    assert_eq!(fixture.deletions(), 0);
+    assert_eq!(fixture.harness.deletions(), 0);
     fixture.harness.shutdown().await;
 }
 
@@ -252,6 +272,6 @@ async fn volume_claim_of_an_earlier_owner_is_not_deleted() {
     let result = fixture.delete(desired).await;
 
     assert_eq!(result, Ok(false));
-    assert_eq!(fixture.deletions(), 0);
+    assert_eq!(fixture.harness.deletions(), 0);
     fixture.harness.shutdown().await;
 }

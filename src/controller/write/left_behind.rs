@@ -65,8 +65,9 @@ impl Context {
     ///
     /// For a reconciler whose create ends with `AlreadyExists`. [`Context::apply`] and
     /// [`create_or_update`](super::create_or_update) give such an object its new owner instead.
-    /// Nothing is deleted if the server does not have the owner
-    /// of the desired object, or if the object is a Namespace, a PersistentVolumeClaim or a CRD.
+    /// Nothing is deleted if the server does not have the owner of the desired object, if the kind
+    /// of the owner was served in another scope since the process began, or if the object is a
+    /// Namespace, a PersistentVolumeClaim or a CRD.
     ///
     /// # Errors
     ///
@@ -114,7 +115,13 @@ impl Context {
         Ok(true)
     }
 
-    /// Returns whether the server has the owner with its uid.
+    /// Returns whether a kind was served in more than one scope since the process began. An owner
+    /// reference does not show which object it names then.
+    pub(crate) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
+        self.types().is_some_and(|types| types.has_changed_scope(group, kind))
+    }
+
+    /// Returns whether the server has the owner with its uid, and its kind has had one scope alone.
     async fn is_live(
         &self,
         owner: &OwnerReference,
@@ -126,6 +133,9 @@ impl Context {
         let Some(served) = self.types().and_then(|types| types.served(&type_ref)) else {
             return Ok(false);
         };
+        if self.has_changed_scope(group, &owner.kind) {
+            return Ok(false);
+        }
         let namespace = namespace.filter(|_| served.identity.scope == Scope::Namespaced);
         let path = DynamicObject::url_path(&served.api_resource(), namespace);
         let get = Request::new(path).get_metadata(&owner.name, &GetParams::default())?;

@@ -89,7 +89,7 @@ impl Apply {
         let (parent, what) = (target.rules.parent, &target.what);
         let LeftBehindChild { uid, version, owner_uid } = child;
         let (kind, name) = (&parent.served.kind, &parent.key.name);
-        if !self.parents.keeps_scope(parent.key.primary, parent.served.identity.scope) {
+        if target.context.has_changed_scope(&parent.served.identity.group, kind) {
             let why = format!("it belongs to an earlier {kind} {name} of another scope");
             return SyncError::Outdated(format!("creating {what}: {why}"));
         }
