@@ -89,7 +89,6 @@ pub use object_condition::ObjectCondition;
 pub use object_reconciler::{ObjectReconciler, for_object, for_objects_of};
 pub use permission::Permission;
 pub use predicate::Predicate;
-#[cfg(feature = "meta")]
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{
     Add, Backoff, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions, QueueRow,
@@ -101,7 +100,6 @@ pub use request::{KeyError, KeyReconciler, Request, for_key, for_keys_of};
 pub(crate) use run::failure_report::FailureReport;
 #[cfg(feature = "runtime")]
 pub(crate) use run::outcome::is_forbidden;
-#[cfg(feature = "meta")]
 pub(crate) use run::outcome::{ObjectGone, PostponedError};
 pub use source::channel::ChannelSource;
 pub use source::event::EventSource;

@@ -9,7 +9,7 @@ mod api_service;
 mod catalog;
 mod crd;
 mod discovery_request;
-#[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod metrics;
 mod options;

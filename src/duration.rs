@@ -112,7 +112,6 @@ pub(crate) fn human(time: Duration) -> String {
 }
 
 /// Returns a duration as `Duration.String` of Go writes it: `1m0s`, `1.5s`, `250ms`.
-#[cfg(any(test, feature = "meta"))]
 pub(crate) fn text(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let decimal = |unit: u128| {

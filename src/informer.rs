@@ -7,7 +7,7 @@
 mod classify;
 mod decode;
 mod delta;
-#[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod index;
 mod interest;
@@ -44,14 +44,12 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
-#[cfg(feature = "meta")]
 pub(crate) use decode::is_in_headers;
 pub use delta::Delta;
 pub use index::Index;
 pub(crate) use index::IndexPanic;
 #[cfg(test)]
 pub(crate) use interest::COMPARED;
-#[cfg(feature = "meta")]
 pub(crate) use interest::InterestIndex;
 pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
@@ -59,7 +57,6 @@ pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
 pub use progress::{EndReason, InformerProgress, Linger};
 pub use selector::{Selector, SelectorError};
-#[cfg(feature = "meta")]
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;

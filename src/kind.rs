@@ -304,7 +304,6 @@ pub struct ServedType {
 
 impl ServedType {
     /// Returns whether a CRD is known to define the type.
-    #[cfg(feature = "meta")]
     pub(crate) fn is_of_crd(&self) -> bool {
         self.identity.uid.is_some() && self.version_order == VersionOrder::Comparable
     }

@@ -81,7 +81,6 @@ pub(crate) use fence::{
     Fence, FencedSender, ObjectIdentity, WriteEnd, WriteObserver, WriteRequest, request_json,
     retry_after,
 };
-#[cfg(feature = "meta")]
 pub(crate) use fence::{Requester, request_bytes, wait_details};
 pub use handle::{ManagerHandle, Replacement, ReplacementDiscarded};
 pub use lifecycle::RestartPolicy;
@@ -93,7 +92,6 @@ pub use options::ManagerOptions;
 pub use readiness::{
     Readiness, all_of, always, any_of, not, optional, subresource_served, type_served,
 };
-#[cfg(any(test, feature = "meta"))]
 pub(crate) use readiness::{some_of, subresource_served_if_crd};
 pub use reason::Reason;
 pub(crate) use registration::Registration;

@@ -26,7 +26,6 @@ impl TokenBucket {
     }
 
     /// Returns the number of tokens, which need not be whole; negative while some are reserved.
-    #[cfg(feature = "meta")]
     pub(crate) fn level(&self, now: Instant) -> f64 {
         f64::from(self.burst) - self.until_full(now).as_secs_f64() / self.interval.as_secs_f64()
     }
@@ -37,13 +36,11 @@ impl TokenBucket {
     }
 
     /// Returns the time at which the bucket is full, if no more tokens are taken.
-    #[cfg(feature = "meta")]
     pub(crate) fn full_at(&self) -> Instant {
         self.full_at
     }
 
     /// Takes one token, or the rest of one.
-    #[cfg(feature = "meta")]
     pub(crate) fn take(&mut self, now: Instant) {
         self.reserve(now);
         self.fill_by(now + self.capacity());
@@ -94,7 +91,6 @@ mod tests {
         assert_eq!(endless.reserve(start), Duration::ZERO);
     }
 
-    #[cfg(feature = "meta")]
     #[test]
     fn taking_leaves_no_debt() {
         let start = Instant::now();

@@ -100,14 +100,12 @@ impl Builder {
 
     /// Sets the maximum number of reconciles, including those without a worker slot; by default and
     /// at least [`Builder::max_concurrent_reconciles`].
-    #[cfg(feature = "meta")]
     pub(crate) fn most_running(mut self, most: usize) -> Self {
         self.most_running = most;
         self
     }
 
     /// Lets reconciles run also while this replica does not lead. Such a reconcile must not write.
-    #[cfg(any(test, feature = "meta"))]
     pub(crate) fn works_on_standby(mut self) -> Self {
         self.works_on_standby = true;
         self

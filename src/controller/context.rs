@@ -4,7 +4,6 @@ mod by_hand;
 mod fetch;
 #[cfg(feature = "runtime")]
 mod recorders;
-#[cfg(any(test, feature = "meta"))]
 mod slot;
 
 use std::{
@@ -17,7 +16,6 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub use self::fetch::FetchError;
-#[cfg(feature = "meta")]
 use super::queue::{Add, LOW_PRIORITY};
 use super::{
     CachedResource, Cluster, InputState, Inputs, Lister, ListerError, Queue, Request,
@@ -27,7 +25,6 @@ use super::{
     run::slots::WorkerSlot,
     run::unconfirmed::{self, Overlays, UnconfirmedWrites},
 };
-#[cfg(feature = "meta")]
 use crate::manager::Requester;
 use crate::{
     discovery::TypeRegistry,
@@ -74,15 +71,10 @@ pub struct Context {
     // Cluster that is read and written, if it is not the controller's.
     foreign: Option<ForeignCluster>,
     // Empty for a context from `Context::new`.
-    #[cfg_attr(
-        not(any(test, feature = "meta")),
-        expect(dead_code, reason = "only declared controllers release slots")
-    )]
     slot: Weak<WorkerSlot>,
 }
 
 /// Context that does not keep the shared parts of its epoch alive.
-#[cfg(feature = "meta")]
 #[derive(Default)]
 pub(super) struct WeakContext(Weak<SharedContext>);
 
@@ -147,7 +139,6 @@ impl Context {
     }
 
     /// Returns a context that does not keep the parts of the epoch.
-    #[cfg(feature = "meta")]
     pub(super) fn downgrade(&self) -> WeakContext {
         WeakContext(Arc::downgrade(&self.shared))
     }
@@ -238,7 +229,6 @@ impl Context {
     }
 
     /// Returns the sender behind the epoch's fence, for requests without a client of kube.
-    #[cfg(feature = "meta")]
     pub(crate) fn requester(&self) -> Requester<'_> {
         Requester::Fenced(&self.shared.sender)
     }
@@ -345,7 +335,6 @@ impl Context {
     }
 
     /// Returns the current error of the input that was added by this name.
-    #[cfg(feature = "meta")]
     pub(crate) fn input_error(&self, input: &str) -> Option<String> {
         self.shared.statuses.error_of(input)
     }
@@ -428,7 +417,6 @@ impl Context {
     }
 
     /// Adds a request at low priority as if it had never failed: its back-off ends.
-    #[cfg(feature = "meta")]
     pub(crate) fn enqueue_afresh(&self, request: Request) {
         if let Some(queue) = &self.shared.queue {
             queue.forget(&request);
@@ -445,7 +433,6 @@ impl Context {
 
     /// Sets the time at which a request is reconciled at the latest, in place of an earlier one;
     /// `None` removes it. Changes and failures of the request do not delay it.
-    #[cfg(any(test, feature = "meta"))]
     pub(crate) fn resync(&self, request: impl Into<Request>, at: Option<tokio::time::Instant>) {
         if let Some(queue) = &self.shared.queue {
             queue.resync(request.into(), at);
@@ -510,7 +497,6 @@ fn observer(
     }
 }
 
-#[cfg(feature = "meta")]
 impl WeakContext {
     /// Returns a context without a request; `None` once the run has ended.
     pub(super) fn upgrade(&self) -> Option<Context> {

@@ -91,7 +91,6 @@ impl Inputs {
     }
 
     /// Removes the input of a name without waiting for its end.
-    #[cfg(feature = "meta")]
     pub(crate) fn remove_now(&self, name: &str) {
         drop(self.named.withdraw(name));
     }

@@ -15,7 +15,6 @@ use futures::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{select, time::timeout};
 
-#[cfg(feature = "meta")]
 use super::Context;
 use super::{
     BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request,
@@ -196,7 +195,6 @@ impl Controller {
     }
 
     /// Sets the maximum number of concurrent reconciles, from the next one of the running epoch on.
-    #[cfg(feature = "meta")]
     pub(crate) fn set_workers(&self, workers: usize) {
         self.spec.workers.set(workers);
         self.spec.series.max_concurrent.set(i64::try_from(workers).unwrap_or(i64::MAX));
@@ -204,7 +202,6 @@ impl Controller {
 
     /// Subscribes to the informer of an input by name, and waits until it has synced. The
     /// subscription is held until the next start, whose input finds the informer lingering.
-    #[cfg(feature = "meta")]
     pub(crate) fn prepare_input(&self, name: &str) -> BoxFuture<'static, RunResult> {
         let (input, slot) = (self.spec.named.input(name), Arc::clone(&self.prepared));
         let (generation, patience) = (self.prepared().generation, self.spec.sync_timeout);
@@ -227,7 +224,6 @@ impl Controller {
     }
 
     /// Returns a context of the running epoch without a request; `None` while no epoch runs.
-    #[cfg(feature = "meta")]
     pub(crate) fn running(&self) -> Option<Context> {
         self.spec.running.lock().upgrade()
     }
@@ -316,7 +312,6 @@ impl Builder {
             carried_over: cluster.carried_over.of(&name),
             is_running: AtomicBool::new(false),
             running_queue: parking_lot::Mutex::default(),
-            #[cfg(feature = "meta")]
             running: Mutex::default(),
             name,
         };

@@ -170,7 +170,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Sets the time of the next resync of a key in place of an earlier one; `None` removes it. At
     /// that time the key becomes ready at low priority, regardless of adds in the meantime.
-    #[cfg(any(test, feature = "meta"))]
     pub(super) fn resync(&self, key: K, at: Option<Instant>) {
         let key = self.shared.hashed(key);
         let now = Instant::now();

@@ -164,10 +164,7 @@ impl EpochRun {
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
         let context = Context::of(inside, client, writes, own, own_statuses, own_queue, named);
-        #[cfg(feature = "meta")]
-        {
-            *spec.running.lock() = context.downgrade();
-        }
+        *spec.running.lock() = context.downgrade();
         let named = NamedTasks::new(Arc::clone(&spec.named), epoch.number());
         let slots = WorkerSlots::new(Arc::clone(&spec.workers));
         let failures = FailureReport::new(epoch.clone());

@@ -10,7 +10,6 @@ use kube::Client;
 use parking_lot::Mutex;
 use tracing::warn;
 
-#[cfg(feature = "meta")]
 use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request,
@@ -61,7 +60,6 @@ pub(super) struct Spec {
     /// Queue of the run, while one lasts.
     pub(super) running_queue: Mutex<WeakQueue<Request>>,
     /// Context of the run, while one lasts.
-    #[cfg(feature = "meta")]
     pub(super) running: Mutex<WeakContext>,
 }
 

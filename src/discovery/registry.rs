@@ -65,7 +65,6 @@ impl TypeRegistry {
 
     /// Returns the generation of a type's CRD, which changes with its schemas; `None` if it is not
     /// known.
-    #[cfg(any(test, feature = "meta"))]
     pub(crate) fn crd_generation(&self, group: &str, plural: &str) -> Option<i64> {
         self.shared.read().catalog.crd_generation(group, plural)
     }

@@ -49,7 +49,6 @@ impl TypeChange {
 
 impl TypeState {
     /// Returns whether the type is proven not to be served, now or as of the last proof.
-    #[cfg(any(test, feature = "meta"))]
     pub(crate) fn is_missing(&self) -> bool {
         match self {
             Self::Absent | Self::Installing(_) | Self::NotWatchable => true,

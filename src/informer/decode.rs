@@ -39,7 +39,6 @@ const HEADER_MAX_BYTES: usize = 64 * 1024;
 
 /// Returns whether headers have the annotation of this key: they leave out copies of the whole
 /// object.
-#[cfg(feature = "meta")]
 pub(crate) fn is_in_headers(annotation: &str) -> bool {
     !annotation.ends_with(LAST_APPLIED)
 }

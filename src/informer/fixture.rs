@@ -28,7 +28,6 @@ pub(crate) fn widgets() -> ServedType {
 }
 
 /// Returns an object of this JSON, which is not decoded: its header is that of an object `a`.
-#[cfg(feature = "meta")]
 pub(crate) fn undecoded(json: String) -> Object {
     Object::new(Fixture::new("a").object().header().clone(), json.into_bytes())
 }

@@ -202,13 +202,11 @@ impl Object {
     }
 
     /// Returns the length of [`Object::json`], in bytes.
-    #[cfg(feature = "meta")]
     pub(crate) fn json_len(&self) -> usize {
         self.inner.json.len()
     }
 
     /// Appends [`Object::json`] to `to`.
-    #[cfg(feature = "meta")]
     pub(crate) fn append_json(&self, to: &mut Vec<u8>) {
         self.inner.json.append_to(to);
     }

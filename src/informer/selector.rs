@@ -52,7 +52,6 @@ impl Selector {
     }
 
     /// Returns whether an object without labels is never selected.
-    #[cfg(feature = "meta")]
     pub(crate) fn requires_label(&self) -> bool {
         let is_positive = |expression: &Expression| match expression {
             Expression::In(..) | Expression::Equal(..) | Expression::Exists(_) => true,

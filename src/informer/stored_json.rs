@@ -44,7 +44,6 @@ impl StoredJson {
     }
 
     /// Appends the text to `to`.
-    #[cfg(any(test, feature = "meta"))]
     pub(super) fn append_to(&self, to: &mut Vec<u8>) {
         if !self.is_compressed() {
             to.extend_from_slice(&self.bytes);
@@ -59,7 +58,6 @@ impl StoredJson {
     }
 
     /// Returns the length of the text.
-    #[cfg(any(test, feature = "meta"))]
     pub(super) fn len(&self) -> usize {
         self.len
     }

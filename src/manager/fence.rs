@@ -28,7 +28,6 @@ pub(crate) use self::{
     sender::FencedSender,
     write::{WriteEnd, WriteRequest},
 };
-#[cfg(feature = "meta")]
 pub(crate) use self::{
     refusal::wait_details,
     requester::{Requester, request_bytes},

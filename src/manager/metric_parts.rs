@@ -30,7 +30,6 @@ pub(crate) enum MetricPart {
     /// The manager, or its election.
     Own,
     /// Hooks of declared controllers: those of the supervisor that was built last.
-    #[cfg(feature = "meta")]
     Hooks,
     /// Metrics that the program has added by this name.
     Named(String),
@@ -45,7 +44,6 @@ impl MetricPart {
     fn is_single(&self) -> bool {
         match self {
             Self::Named(_) => true,
-            #[cfg(feature = "meta")]
             Self::Hooks => true,
             Self::Own | Self::Cluster(_) | Self::LateCluster(_) => false,
         }
@@ -115,7 +113,6 @@ impl MetricParts {
                 MetricPart::Cluster(name) if are_labelled => Some(name),
                 MetricPart::LateCluster(name) => Some(name),
                 MetricPart::Own | MetricPart::Named(_) | MetricPart::Cluster(_) => None,
-                #[cfg(feature = "meta")]
                 MetricPart::Hooks => None,
             };
             let registered = guard::run(|| match label {

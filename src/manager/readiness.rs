@@ -83,7 +83,6 @@ pub fn subresource_served(
 
 /// Returns a condition like [`subresource_served`] that a type without the subresource meets if it
 /// has no CRD.
-#[cfg(any(test, feature = "meta"))]
 pub(crate) fn subresource_served_if_crd(
     registry: &TypeRegistry,
     type_ref: &TypeRef,

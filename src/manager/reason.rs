@@ -42,7 +42,6 @@ macro_rules! reasons {
     };
 }
 
-#[cfg(feature = "meta")]
 impl Reason {
     /// Returns whether it is not known if the type is served.
     pub(crate) fn is_of_unknown_type(&self) -> bool {

@@ -48,7 +48,6 @@ impl Snapshot {
 
     /// Returns the statuses that are new or different since an earlier snapshot of the same
     /// manager, in order of names. Removed runnables are not included.
-    #[cfg(any(test, feature = "meta"))]
     pub(crate) fn changed_since<'a>(
         &'a self,
         before: &'a Self,

@@ -51,7 +51,6 @@ pub(super) enum RequiredSubresource {
     OfAny(Subresource),
     /// Subresource of a type of a CRD, which can be given one. A built-in type cannot, nor one of an aggregated
     /// server.
-    #[cfg_attr(not(any(test, feature = "meta")), expect(dead_code, reason = "of declared ones"))]
     OfCrd(Subresource),
 }
 

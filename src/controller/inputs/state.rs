@@ -152,7 +152,6 @@ impl NamedInputs {
     }
 
     /// Returns the input of a name, in its first namespace.
-    #[cfg(feature = "meta")]
     pub(in crate::controller) fn input(&self, name: &str) -> Option<Input> {
         self.state().wanted.get(name).and_then(|wanted| wanted.parts.first().cloned())
     }

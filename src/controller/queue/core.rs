@@ -189,7 +189,6 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Sets the time of the next resync of a key in place of an earlier one, or removes it. At that
     /// time the key becomes ready at low priority, regardless of adds in the meantime.
-    #[cfg(any(test, feature = "meta"))]
     pub(super) fn resync(
         &mut self,
         key: Hashed<K>,

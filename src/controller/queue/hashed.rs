@@ -15,7 +15,6 @@ impl<T: Hash> Hashed<T> {
     }
 }
 
-#[cfg(any(test, feature = "meta"))]
 impl<K> Hashed<K> {
     pub(super) fn as_ref(&self) -> Hashed<&K> {
         Hashed { hash: self.hash, key: &self.key }

@@ -74,7 +74,6 @@ impl WorkerBound {
     }
 
     /// Sets the maximum number of reconciles with a slot. Those that run are not affected.
-    #[cfg(feature = "meta")]
     pub(in crate::controller) fn set(&self, workers: usize) {
         self.workers.store(workers, Ordering::SeqCst);
         self.freed.notify_one();
@@ -200,7 +199,6 @@ impl WorkerSlot {
     }
 
     /// Releases the slots before the reconcile ends.
-    #[cfg(any(test, feature = "meta"))]
     pub(in crate::controller) fn release(&self) {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);

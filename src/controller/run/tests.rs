@@ -260,7 +260,6 @@ impl Make {
             workers: WorkerBound::new(self.workers, self.most_running),
             is_running: AtomicBool::new(false),
             running_queue: parking_lot::Mutex::default(),
-            #[cfg(feature = "meta")]
             running: parking_lot::Mutex::default(),
             reconcile_timeout: self.reconcile_timeout,
             works_on_standby: false,

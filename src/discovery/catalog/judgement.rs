@@ -148,7 +148,6 @@ impl Catalog {
     }
 
     /// Returns the generation of a type's CRD, which changes with its schemas.
-    #[cfg(any(test, feature = "meta"))]
     pub(in crate::discovery) fn crd_generation(&self, group: &str, plural: &str) -> Option<i64> {
         find(&self.crds, group, plural).map(|crd| crd.generation)
     }

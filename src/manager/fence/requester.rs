@@ -9,7 +9,6 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body, core::Status};
 use serde::de::DeserializeOwned;
 
-#[cfg(feature = "meta")]
 use super::FencedSender;
 
 /// Way of a request to the server.
@@ -18,7 +17,6 @@ pub(crate) enum Requester<'a> {
     /// Client of kube's.
     Client(&'a Client),
     /// Fence of an epoch, without a client between.
-    #[cfg(feature = "meta")]
     Fenced(&'a FencedSender),
 }
 
@@ -57,7 +55,6 @@ pub(crate) async fn request_bytes(
             let (head, body) = client.send(request).await?.into_parts();
             (head.status, body.collect().await?.to_bytes())
         }
-        #[cfg(feature = "meta")]
         Requester::Fenced(sender) => {
             let (head, body) = sender.send(request).await?.into_parts();
             let body = body.collect().await.map_err(kube::Error::Service)?;

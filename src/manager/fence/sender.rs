@@ -46,7 +46,6 @@ impl FencedSender {
     }
 
     /// Sends a request; its errors are those of [`Client::send`].
-    #[cfg(any(test, feature = "meta"))]
     pub(super) async fn send(
         &self,
         request: Request<Body>,

@@ -111,7 +111,6 @@ impl<K> Slots<K> {
     }
 
     /// Frees a slot whose key is idle and has neither failures nor a resync.
-    #[cfg(any(test, feature = "meta"))]
     pub(super) fn free_if_unused(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
         if entry.is_unused() && entry.key.take().is_some() {
