@@ -9,6 +9,7 @@ mod by_group;
 mod changed_types;
 mod document;
 mod judgement;
+mod seen_scopes;
 mod static_mode;
 
 use std::{
@@ -19,6 +20,7 @@ use std::{
 use self::{
     by_group::{ByGroup, entries, find, find_mut, take},
     document::{CONFIRMATIONS, Document},
+    seen_scopes::SeenScopes,
     static_mode::StaticMode,
 };
 pub(super) use self::{
@@ -53,6 +55,7 @@ pub(super) struct Catalog {
     /// list them, and only this map proves that they were not built in. The value counts
     /// consecutive complete responses without the name; at [`CONFIRMATIONS`] the entry is dropped.
     deleted_crd_names: HashMap<(Arc<str>, TypeName), u8>,
+    seen_scopes: SeenScopes,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +106,9 @@ impl Catalog {
             }
         }
         touched.crd(&crd);
+        if let Some(names) = &crd.accepted {
+            self.seen_scopes.record(&crd.group, &names.kind, crd.scope);
+        }
         group.insert(crd.plural.clone(), crd);
     }
 
@@ -322,6 +328,9 @@ impl Catalog {
             }
             resources
         });
+        for resource in resources.iter().flatten() {
+            self.seen_scopes.record(group, &resource.kind, resource.scope);
+        }
         let new = match (resources, old) {
             (Some(resources), old) => {
                 let old = old.filter(|old| old.uid == uid);

@@ -69,9 +69,10 @@ impl TypeRegistry {
         self.shared.read().catalog.crd_generation(group, plural)
     }
 
-    /// Returns whether a kind was served in more than one scope since the registry was created.
-    pub(crate) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
-        self.shared.read().has_changed_scope(group, kind)
+    /// Returns whether the kind of a type was served in another scope since the registry was created,
+    /// at any version.
+    pub(crate) fn has_other_scope(&self, served: &ServedType) -> bool {
+        self.shared.read().catalog.has_other_scope(served)
     }
 
     /// Reports that a request to this type was answered as if the type were gone. If the type comes

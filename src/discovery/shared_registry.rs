@@ -104,10 +104,6 @@ impl RegistryState {
         before.unwrap_or_else(|| blank(self.created)).after_judgement(judgement, self.created)
     }
 
-    pub(super) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
-        self.statuses.has_changed_scope(group, kind)
-    }
-
     pub(super) fn report(&self) -> Vec<TypeReport> {
         let mut subscribed: HashMap<GroupResource, usize> = HashMap::new();
         let mut reports = Vec::new();

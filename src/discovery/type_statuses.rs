@@ -1,9 +1,6 @@
 //! Type statuses: the state of each known type, and since when it holds.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -13,14 +10,12 @@ use super::{
     metrics::{Metrics, TypeStateLabel},
     subscriptions::blank,
 };
-use crate::kind::{GroupResource, Scope, TypeName, TypeRef};
+use crate::kind::{GroupResource, TypeName, TypeRef};
 
 /// Status of each known type at its best version. A type that is no longer known is dropped.
 #[derive(Debug, Default)]
 pub(super) struct TypeStatuses {
     statuses: HashMap<GroupResource, TypeStatus>,
-    /// Scopes in which each kind of a group was served, kept for kinds that are gone too.
-    scopes: HashMap<(Arc<str>, Arc<str>), HashSet<Scope>>,
 }
 
 impl TypeStatuses {
@@ -32,12 +27,6 @@ impl TypeStatuses {
     /// Returns all known types.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupResource, &TypeStatus)> {
         self.statuses.iter()
-    }
-
-    /// Returns whether a kind was served in more than one scope.
-    pub(super) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
-        let scopes = self.scopes.get(&(group.into(), kind.into()));
-        scopes.is_some_and(|scopes| scopes.len() > 1)
     }
 
     /// Evaluates the touched types.
@@ -68,10 +57,6 @@ impl TypeStatuses {
             }
             match new {
                 Some(new) => {
-                    if let Some(served) = &new.served {
-                        let kind = (served.identity.group.clone(), served.kind.clone());
-                        self.scopes.entry(kind).or_default().insert(served.identity.scope);
-                    }
                     metrics.types.get_or_create(&TypeStateLabel { state: new.state.word() }).inc();
                     self.statuses.insert(name, new);
                 }

@@ -4,6 +4,8 @@
 //! The garbage collector deletes such a child too, but may take minutes. The owner is proven to be
 //! gone: the server has an object of its kind and name with another uid.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{
     Resource,
@@ -14,7 +16,7 @@ use kube::{
 use super::{apply::ApplyError, owner_reference::is_same_owner};
 use crate::{
     controller::Context,
-    kind::{Scope, TypeRef},
+    kind::{Scope, ServedType, TypeRef},
 };
 
 /// Types whose objects are never deleted for an owner that is gone: the loss would be too large, and
@@ -66,8 +68,8 @@ impl Context {
     /// For a reconciler whose create ends with `AlreadyExists`. [`Context::apply`] and
     /// [`create_or_update`](super::create_or_update) give such an object its new owner instead.
     /// Nothing is deleted if the server does not have the owner of the desired object, if the kind
-    /// of the owner was served in another scope since the process began, or if the object is a
-    /// Namespace, a PersistentVolumeClaim or a CRD.
+    /// of the owner was served in another scope since the [`Cluster`](crate::controller::Cluster) was
+    /// created, or if the object is a Namespace, a PersistentVolumeClaim or a CRD.
     ///
     /// # Errors
     ///
@@ -97,8 +99,11 @@ impl Context {
         else {
             return Ok(false);
         };
+        let Some(served) = self.owner_type(owner) else { return Ok(false) };
+        let namespace = desired.namespace.as_deref();
+        let namespace = namespace.filter(|_| served.identity.scope == Scope::Namespaced);
         // A cache may have an earlier owner still, and the object be a child of the new one.
-        if !self.is_live(owner, desired.namespace.as_deref()).await? {
+        if self.has_other_scope(&served) || !self.is_live(owner, &served, namespace).await? {
             return Ok(false);
         }
         let by = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
@@ -111,32 +116,30 @@ impl Context {
             "deleted a child of an earlier owner"
         );
         #[cfg(feature = "runtime")]
-        self.publish_deletion(&what, owner, desired.namespace.as_deref());
+        self.publish_deletion(&what, owner, namespace);
         Ok(true)
     }
 
-    /// Returns whether a kind was served in more than one scope since the process began. An owner
-    /// reference does not show which object it names then.
-    pub(crate) fn has_changed_scope(&self, group: &str, kind: &str) -> bool {
-        self.types().is_some_and(|types| types.has_changed_scope(group, kind))
+    /// Returns whether the kind of an owner was served in another scope since the registry of its
+    /// cluster was created. An owner reference does not show which object it names then.
+    pub(crate) fn has_other_scope(&self, owner: &ServedType) -> bool {
+        self.types().is_some_and(|types| types.has_other_scope(owner))
     }
 
-    /// Returns whether the server has the owner with its uid, and its kind has had one scope alone.
+    /// Returns the type that an owner reference names, if it is served.
+    fn owner_type(&self, owner: &OwnerReference) -> Option<Arc<ServedType>> {
+        let (group, version) =
+            owner.api_version.rsplit_once('/').unwrap_or(("", &owner.api_version));
+        self.types()?.served(&TypeRef::kind(group, version, owner.kind.as_str()))
+    }
+
+    /// Returns whether the server has the owner with its uid.
     async fn is_live(
         &self,
         owner: &OwnerReference,
+        served: &ServedType,
         namespace: Option<&str>,
     ) -> Result<bool, ApplyError> {
-        let (group, version) =
-            owner.api_version.rsplit_once('/').unwrap_or(("", &owner.api_version));
-        let type_ref = TypeRef::kind(group, version, owner.kind.as_str());
-        let Some(served) = self.types().and_then(|types| types.served(&type_ref)) else {
-            return Ok(false);
-        };
-        if self.has_changed_scope(group, &owner.kind) {
-            return Ok(false);
-        }
-        let namespace = namespace.filter(|_| served.identity.scope == Scope::Namespaced);
         let path = DynamicObject::url_path(&served.api_resource(), namespace);
         let get = Request::new(path).get_metadata(&owner.name, &GetParams::default())?;
         match self.client().request::<PartialObjectMeta<DynamicObject>>(get).await {

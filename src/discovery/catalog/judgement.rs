@@ -152,6 +152,12 @@ impl Catalog {
         find(&self.crds, group, plural).map(|crd| crd.generation)
     }
 
+    /// Returns whether the kind of a type was served in another scope, at any version.
+    pub(in crate::discovery) fn has_other_scope(&self, served: &ServedType) -> bool {
+        let identity = &served.identity;
+        self.seen_scopes.has_other(&identity.group, &served.kind, identity.scope)
+    }
+
     /// Returns where a type comes from.
     pub(in crate::discovery) fn origin(&self, name: &GroupResource) -> Origin {
         let crd = find(&self.crds, &name.group, &name.resource).is_some();

@@ -3,6 +3,7 @@
 mod crds;
 mod laws;
 mod responses;
+mod scopes;
 mod services;
 
 use std::{sync::LazyLock, time::Duration};

@@ -89,8 +89,11 @@ impl Apply {
         let (parent, what) = (target.rules.parent, &target.what);
         let LeftBehindChild { uid, version, owner_uid } = child;
         let (kind, name) = (&parent.served.kind, &parent.key.name);
-        if target.context.has_changed_scope(&parent.served.identity.group, kind) {
-            let why = format!("it belongs to an earlier {kind} {name} of another scope");
+        if target.context.has_other_scope(&parent.served) {
+            let why = format!(
+                "a {kind} {name} owns it that may be another one, since the kind was served in \
+                 another scope"
+            );
             return SyncError::Outdated(format!("creating {what}: {why}"));
         }
         // The cache may still have the earlier parent, whose child would be that of the new one.

@@ -192,7 +192,7 @@ async fn child_of_a_parent_of_another_scope_is_left_to_the_collector() {
     assert_eq!(deletions(&harness), [""; 0]);
     let events = harness.server.list("v1", "Event").unwrap();
     let event = events.iter().find(|event| event["reason"] == "SyncDelayed").unwrap();
-    assert!(event["message"].as_str().unwrap().contains("of another scope"), "{event}");
+    assert!(event["message"].as_str().unwrap().contains("in another scope"), "{event}");
     harness.end().await;
 }
 
