@@ -11,8 +11,6 @@ use kube::{
 };
 use serde_json::Value;
 
-use crate::kind::TypeRef;
-
 /// Builder of a CRD whose objects may have any fields.
 ///
 /// By default the type is namespaced, its plural is the kind in lower case with an `s`, and its one
@@ -85,11 +83,6 @@ impl CrdBuilder {
     /// Returns the type at `version`, for a dynamic `Api`.
     pub fn api_resource(&self, version: &str) -> ApiResource {
         ApiResource::from_gvk_with_plural(&self.gvk(version), &self.plural)
-    }
-
-    /// Returns the type at `version` by its plural, as conditions and controllers name it.
-    pub fn type_ref(&self, version: &str) -> TypeRef {
-        TypeRef::resource(self.group.as_str(), version, self.plural.as_str())
     }
 
     /// Returns true for a namespaced type.

@@ -27,7 +27,6 @@ pub use self::{
     trend::{Slope, Trend},
 };
 use super::{AuditLog, AuditPosition, Faults, open_watches};
-use crate::duration::after;
 
 /// Interval between two measurements, since the end of a task or socket notifies no one.
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -271,7 +270,8 @@ impl LeakOracle {
     ///
     /// Cancel safe.
     pub async fn compare(&self, baseline: &Measure) -> Result<(), Growth> {
-        let deadline = after(Instant::now(), self.patience);
+        // A patience beyond the range of the clock has no deadline.
+        let deadline = Instant::now().checked_add(self.patience);
         loop {
             let now = self.measure();
             let mut growth = now.grown_since(baseline);
@@ -285,7 +285,7 @@ impl LeakOracle {
             if growth.0.iter().all(|grown| self.is_report(&grown.sort)) {
                 return Ok(());
             }
-            if Instant::now() >= deadline {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(growth);
             }
             time::sleep(INTERVAL).await;

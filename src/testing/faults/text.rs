@@ -1,12 +1,13 @@
 //! Text forms of durations and bytes, in rules that are data.
 
-/// Duration as text: `150ms`, `2s`, `1m30s`, in whole milliseconds.
+/// Duration as text, in Go's notation and in whole milliseconds: `150ms`, `2s`, `1m30s`, `1.5h`.
 pub(super) mod duration {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    use crate::duration;
+    /// Units with their milliseconds; `ms` precedes its prefix `m`, since the first match wins.
+    const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
     pub(crate) fn serialize<S: Serializer>(
         duration: &Duration,
@@ -19,12 +20,32 @@ pub(super) mod duration {
         deserializer: D,
     ) -> Result<Duration, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let duration = duration::parse(text.trim()).map_err(D::Error::custom)?;
-        // The text has no smaller unit, and would not be read back as the same value.
-        if duration.subsec_nanos().is_multiple_of(1_000_000) {
-            Ok(duration)
-        } else {
-            Err(D::Error::custom(format!("{text:?} is no whole number of milliseconds")))
+        milliseconds(text.trim()).map(Duration::from_millis).ok_or_else(|| {
+            D::Error::custom(format!(
+                "{text:?} is not a duration in whole milliseconds, such as 150ms, 2s or 1m30s"
+            ))
+        })
+    }
+
+    fn milliseconds(text: &str) -> Option<u64> {
+        let mut total: u64 = 0;
+        let mut rest = text;
+        loop {
+            let end = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
+            let (number, tail) = rest.split_at(end);
+            let (unit, millis) = UNITS.into_iter().find(|(unit, _)| tail.starts_with(unit))?;
+            let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+            let digits: u64 = format!("{whole}{fraction}").parse().ok()?;
+            let divisor = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+            let product = digits.checked_mul(millis)?;
+            if !product.is_multiple_of(divisor) {
+                return None;
+            }
+            total = total.checked_add(product / divisor)?;
+            rest = &tail[unit.len()..];
+            if rest.is_empty() {
+                return Some(total);
+            }
         }
     }
 }
@@ -88,7 +109,9 @@ mod tests {
         assert_eq!(read("1m"), Ok(Duration::from_secs(60)));
         assert_eq!(read("1h"), Ok(Duration::from_secs(3600)));
         assert_eq!(read("1m1.5s"), Ok(Duration::from_millis(61_500)));
-        for nonsense in ["", "5", "s", "-1s", "1 s", "99999999999999999999ms", "1d"] {
+        assert_eq!(read(".5s1.h"), Ok(Duration::from_millis(3_600_500)));
+        for nonsense in ["", "5", "s", ".s", "-1s", "1 s", "1.2.3s", "99999999999999999999ms", "1d"]
+        {
             let error = read(nonsense).unwrap_err();
             assert!(error.contains(&format!("{nonsense:?} is ")), "{error}");
         }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
-use tokio::time::{self, Instant, Sleep};
+use tokio::time::{self, Sleep};
 use tower::{BoxError, Service};
 
 use super::{
@@ -20,7 +20,6 @@ use super::{
     shared::{BodyItem, RequestGuard, SharedServer},
     watches::WatchId,
 };
-use crate::duration::after;
 
 /// Service that answers requests of one user. Place it under [`kube::Client::new`], within layers
 /// such as [`Faults`](crate::testing::Faults) if needed.
@@ -189,15 +188,9 @@ impl WatchBody {
                 BodyItem::End => return Poll::Ready(None),
                 BodyItem::Wait(wait) => wait,
             };
-            // The timer is set again each time, since the next due time may have changed.
-            let alarm = after(Instant::now(), wait.max(Duration::from_nanos(1)));
-            let sleep = match &mut self.sleep {
-                Some(sleep) => {
-                    sleep.as_mut().reset(alarm);
-                    sleep
-                }
-                None => self.sleep.insert(Box::pin(time::sleep_until(alarm))),
-            };
+            // A new timer each time, since the next due time may have changed.
+            let timer = time::sleep(wait.max(Duration::from_nanos(1)));
+            let sleep = self.sleep.insert(Box::pin(timer));
             std::task::ready!(sleep.as_mut().poll(context));
         }
     }
