@@ -69,7 +69,6 @@ mod run;
 mod source;
 mod spec;
 #[cfg(test)]
-#[cfg(feature = "testing")]
 mod tests;
 mod type_changes;
 mod watch_error;

@@ -336,7 +336,7 @@
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
-//! | fault of the API server | a rule in `src/testing/faults.rs`, its row in `docs/faults.md` |
+//! | fault of the API server | a rule in `crates/testing/src/faults.rs`, its row in `docs/faults.md` |
 //!
 //! # Reading order
 //!
@@ -393,8 +393,9 @@ pub mod server;
 #[cfg(feature = "signals")]
 pub mod signals;
 
-#[cfg(feature = "testing")]
-pub mod testing;
+#[cfg(any(test, feature = "testing"))]
+#[doc(inline)]
+pub use pilotlight_testing as testing;
 
 #[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
@@ -404,3 +405,8 @@ pub mod fuzzing;
 #[cfg(all(doctest, feature = "server", feature = "signals", feature = "testing"))]
 #[doc = include_str!("../docs/library.md")]
 struct Guide;
+
+/// Compiles the examples of the guide to tests.
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/testing.md")]
+struct TestingGuide;

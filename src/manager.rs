@@ -67,7 +67,7 @@ pub use check::{Check, CheckResult};
 pub use checks::Checks;
 pub use condition::{Always, Condition};
 pub use conditional::RunnableWithCondition;
-#[cfg(all(test, feature = "testing"))]
+#[cfg(test)]
 pub(crate) use election::fixture::RuntimeClock;
 pub use election::{
     Election, ElectionError, ElectionMetrics, ElectionOptions, ElectionStatus, ElectionTimes,

@@ -25,7 +25,6 @@ mod event;
 mod events;
 mod predicate;
 #[cfg(test)]
-#[cfg(feature = "testing")]
 mod tests;
 
 pub use adopt::{AdoptedController, adopt};

@@ -11,6 +11,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Folders with the sources of the packages: the library and the program, and each of `crates/`.
+fn source_folders() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = fs::read_dir(root.join("crates")).unwrap();
+    let crates = crates.map(|entry| entry.unwrap().path().join("src"));
+    crates.chain([root.join("src")]).collect()
+}
+
 /// Returns whether a file below the repository's root has a test of that name.
 fn has_test(file: &str, test: &str) -> bool {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
@@ -22,7 +30,7 @@ fn has_test(file: &str, test: &str) -> bool {
 
 #[test]
 fn only_the_functions_for_the_fuzzer_are_public_and_undocumented() {
-    let mut open = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut open = source_folders();
     let mut hidden = Vec::new();
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(folder).unwrap() {
@@ -93,7 +101,8 @@ fn every_row_about_metacontroller_names_a_test() {
 fn every_row_about_controller_runtime_names_a_test_or_a_reason() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("docs/controller-runtime.md")).unwrap();
-    let (mut open, mut sources) = (vec![root.join("src"), root.join("tests")], String::new());
+    let (mut open, mut sources) = (source_folders(), String::new());
+    open.push(root.join("tests"));
     while let Some(path) = open.pop() {
         if path.is_dir() {
             open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
@@ -161,7 +170,8 @@ fn code_of_the_guide_is_compiled_or_quoted_from_an_example() {
 fn code_of_the_readme_has_only_lines_of_compiled_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut compiled = fs::read_to_string(root.join("docs/library.md")).unwrap();
-    let mut open = vec![root.join("src"), root.join("examples")];
+    let mut open = source_folders();
+    open.push(root.join("examples"));
     while let Some(path) = open.pop() {
         if path.is_dir() {
             open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
@@ -226,9 +236,12 @@ fn guide_states_the_lines_of_its_examples_and_none_is_longer_than_its_original()
 /// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = ["CHANGELOG.md", "DESIGN.md", "README.md", "deploy/README.md", "src/lib.rs"]
-        .map(|file| root.join(file))
-        .to_vec();
+    let mut files =
+        ["CHANGELOG.md", "DESIGN.md", "deploy/README.md"].map(|file| root.join(file)).to_vec();
+    for source in source_folders() {
+        let package = source.parent().unwrap();
+        files.extend([source.join("lib.rs"), package.join("README.md")]);
+    }
     for folder in ["docs", "docs/decisions"] {
         let entries = fs::read_dir(root.join(folder)).unwrap();
         files.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
@@ -274,7 +287,7 @@ fn every_file_and_function_in_a_document_exists() {
                 Some((file, function)) => (file, Some(function)),
                 None => (name, None),
             };
-            let is_file = ["src/", "tests/", "examples/", "benches/", "fuzz/", "docs/"]
+            let is_file = ["src/", "crates/", "tests/", "examples/", "benches/", "fuzz/", "docs/"]
                 .iter()
                 .any(|folder| file.starts_with(folder) && !file.contains([' ', '*']));
             if !is_file {

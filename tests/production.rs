@@ -55,7 +55,14 @@ const ABSENT: [&str; 5] = ["json-patch", "kube-runtime", "proptest", "rcgen", "t
 fn tree(arguments: &[&str]) -> Vec<(String, String)> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}|{f}"])
+        .args([
+            "tree",
+            "--locked",
+            "--package=pilotlight",
+            "--edges=normal",
+            "--prefix=none",
+            "--format={p}|{f}",
+        ])
         .args(arguments)
         .output()
         .unwrap();
@@ -111,7 +118,7 @@ fn the_image_is_the_production_binary() {
     let builds: Vec<_> =
         dockerfile.lines().filter(|line| line.contains("cargo build")).map(str::trim).collect();
 
-    let expected = "RUN cargo build --locked --profile image --no-default-features --features cli";
+    let expected = "RUN cargo build --locked --profile image --package pilotlight --no-default-features --features cli";
     assert_eq!(builds, [expected]);
     assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
     assert!(dockerfile.contains("\nUSER 65532:65532\n"), "{dockerfile}");

@@ -1,7 +1,6 @@
 //! The manager seen from outside, under paused time.
 
 mod conditions;
-#[cfg(feature = "testing")]
 mod election;
 mod ending;
 mod fence;

@@ -548,5 +548,4 @@ impl fmt::Debug for HookEndpoint {
 }
 
 #[cfg(test)]
-#[cfg(feature = "testing")]
 mod tests;

@@ -11,7 +11,6 @@ mod own_status;
 mod reconciler;
 mod swap;
 #[cfg(test)]
-#[cfg(feature = "testing")]
 mod tests;
 
 use std::sync::{Arc, atomic::AtomicBool};

@@ -1,7 +1,6 @@
 //! Server as a client sees it.
 
 mod bounds;
-#[cfg(feature = "testing")]
 mod standby;
 
 use std::{

@@ -92,8 +92,9 @@ const HEADLESS: [&str; 23] = [
 const SUBJECTS: [&str; 2] = ["One", "Nothing"];
 
 /// Files and folders with comments, messages or names. The corpus of the fuzzer has neither.
-const TEXTS: [&str; 11] = [
+const TEXTS: [&str; 12] = [
     "src",
+    "crates",
     "tests",
     "examples",
     "benches",

@@ -49,10 +49,10 @@ const MAIN_TYPES: &[(&str, &[&str])] = &[
     ("manager/runnable_options.rs", &["RunnableOptions"]),
     ("runtime/adopt.rs", &["AdoptedController"]),
     ("server.rs", &["HttpServer"]),
-    ("testing/control_plane.rs", &["ControlPlane"]),
-    ("testing/faults.rs", &["Faults"]),
-    ("testing/faults/rule.rs", &["Rule"]),
-    ("testing/simulated/script.rs", &["SimulatedServer"]),
+    ("../crates/testing/src/control_plane.rs", &["ControlPlane"]),
+    ("../crates/testing/src/faults.rs", &["Faults"]),
+    ("../crates/testing/src/faults/rule.rs", &["Rule"]),
+    ("../crates/testing/src/simulated/script.rs", &["SimulatedServer"]),
     ("transport/options.rs", &["TransportOptions"]),
 ];
 

@@ -6,17 +6,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Returns the sources outside of tests, each with its path below `src`.
+/// Returns the sources outside of tests, each with its path below `src`. A crate of `crates/` is read
+/// as the room by which the library re-exports it.
 pub(super) fn sources() -> Vec<(String, String)> {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let (mut open, mut files) = (vec![src.clone()], Vec::new());
+    let mut files = Vec::new();
+    for folder in super::source_folders() {
+        let package = folder.parent().unwrap().file_name().unwrap().to_str().unwrap();
+        let is_crate = folder.parent().unwrap().parent().unwrap().ends_with("crates");
+        files.extend(sources_of(&folder).into_iter().map(|(name, text)| match is_crate {
+            true if name == "lib.rs" => (format!("{package}.rs"), of_room(&text, package)),
+            true => (format!("{package}/{name}"), of_room(&text, package)),
+            false => (name, text),
+        }));
+    }
+    files
+}
+
+/// Returns the text of a crate as that of a room of the library.
+fn of_room(text: &str, room: &str) -> String {
+    text.replace("crate::", &format!("crate::{room}::"))
+}
+
+/// Returns the sources below a folder outside of tests, each with its path there.
+fn sources_of(src: &Path) -> Vec<(String, String)> {
+    let (mut open, mut files) = (vec![src.to_owned()], Vec::new());
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 open.push(path);
             } else if path.extension().is_some_and(|it| it == "rs") {
-                let name = path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned();
+                let name = path.strip_prefix(src).unwrap().to_str().unwrap().to_owned();
                 files.push((name, fs::read_to_string(&path).unwrap()));
             }
         }

@@ -317,5 +317,4 @@ async fn next_event(events: &mut Option<LeaseEvents>) -> Option<Result<LeaseEven
 }
 
 #[cfg(test)]
-#[cfg(feature = "testing")]
 mod tests;
