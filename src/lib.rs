@@ -287,7 +287,7 @@
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
 //! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/hook_health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
-//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/hook_proxies.rs` reads |
+//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/proxies.rs` reads |
 //! | size of a hook response, and memory of all responses, are bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //!

@@ -15,8 +15,6 @@ mod credentials;
 mod deadline;
 mod dialer;
 mod error;
-#[cfg(any(test, feature = "meta"))]
-mod hook_proxies;
 mod identity;
 mod lane;
 mod metrics;
@@ -24,24 +22,24 @@ mod metrics_service;
 mod no_proxy;
 mod options;
 mod pool;
+mod proxies;
 mod proxy;
 #[cfg(test)]
+#[expect(dead_code, reason = "tests of fences use the other items")]
 mod server;
 mod tasks;
 mod tunnel;
-pub(crate) mod user_agent;
+mod user_agent;
 
 pub use error::Error;
-#[cfg(any(test, feature = "meta"))]
-pub use hook_proxies::Proxies;
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
 pub use no_proxy::proxy_from_environment;
 pub use options::TransportOptions;
-#[cfg(feature = "meta")]
-pub(crate) use pool::was_not_processed;
-#[cfg(feature = "meta")]
-pub(crate) use proxy::{ConnectProxy, ProxyStream, authorization as basic_authorization};
+pub use pool::was_not_processed;
+pub use proxies::Proxies;
+pub use proxy::{ConnectProxy, ProxyStream, authorization as basic_authorization};
+pub use user_agent::library as library_user_agent;
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,6 +1,8 @@
 //! The manager seen from outside, under paused time.
 
 mod conditions;
+#[cfg(feature = "tls")]
+mod connections;
 mod election;
 mod ending;
 mod fence;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     manager::RunnableOptions,
-    transport::{Proxies, user_agent},
+    transport::{Proxies, library_user_agent},
 };
 
 /// Creates one of the declared hooks of a controller, in place of a call to its URL.
@@ -108,7 +108,7 @@ impl Default for MetaOptions {
             hook_redirects: true,
             longest_hook_retry_after: MAX_RETRY_AFTER,
             hook_proxies: Proxies::default(),
-            user_agent: user_agent::library(),
+            user_agent: library_user_agent(),
         }
     }
 }

@@ -46,7 +46,9 @@ use super::{
 };
 use crate::{
     controller, duration, redaction,
-    transport::{ConnectProxy, Proxies, basic_authorization, user_agent, was_not_processed},
+    transport::{
+        ConnectProxy, Proxies, basic_authorization, library_user_agent, was_not_processed,
+    },
 };
 
 /// Hook at a URL.
@@ -96,7 +98,7 @@ impl Webhook {
             replaces_invalid_utf8: false,
             longest_retry_after: MAX_RETRY_AFTER,
             routes: Routes::default(),
-            user_agent: user_agent::library(),
+            user_agent: library_user_agent(),
             budget: ResponseBudget::default().controller(""),
             series: None,
             etags: None,

@@ -5,11 +5,9 @@ use std::{fmt::Write, sync::Arc, time::Duration};
 use http::{Method, StatusCode};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-
-use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Buckets of the duration in seconds; client-go's.
 const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0];
@@ -20,7 +18,7 @@ const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15
 pub struct TransportMetrics {
     requests: Family<RequestLabels, Counter>,
     duration: Family<DurationLabels, Histogram, fn() -> Histogram>,
-    tasks: OwnerGauge<HostLabels>,
+    tasks: Family<HostLabels, Gauge>,
 }
 
 impl Default for TransportMetrics {
@@ -28,7 +26,7 @@ impl Default for TransportMetrics {
         Self {
             requests: Family::default(),
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            tasks: OwnerGauge::default(),
+            tasks: Family::default(),
         }
     }
 }
@@ -70,13 +68,35 @@ impl TransportMetrics {
     }
 
     /// Gauge of the tasks of the connections to a host.
-    pub(super) fn tasks(&self, host: &Arc<str>) -> Part<HostLabels> {
-        self.tasks.of(HostLabels { host: host.clone() })
+    pub(super) fn tasks(&self, host: &Arc<str>) -> TaskGauge {
+        TaskGauge(self.tasks.get_or_create_owned(&HostLabels { host: host.clone() }))
+    }
+}
+
+/// Gauge of the live tasks of one host. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct TaskGauge(Gauge);
+
+impl TaskGauge {
+    /// Counts one more until the guard is dropped: after the end of the task, an abort or a panic.
+    pub(super) fn count(&self) -> TaskGuard {
+        self.0.inc();
+        TaskGuard(self.0.clone())
+    }
+}
+
+/// Guard that counts as one until dropped.
+#[derive(Debug)]
+pub(super) struct TaskGuard(Gauge);
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct HostLabels {
+struct HostLabels {
     host: Arc<str>,
 }
 

@@ -270,7 +270,7 @@ fn copy(request: &Request<Body>) -> Option<Request<Body>> {
 
 /// Returns whether the server reported that it did not process a request. It refused the stream, or
 /// it was closing the connection and the stream came after the last one that it would process.
-pub(crate) fn was_not_processed(error: &(dyn std::error::Error + 'static)) -> bool {
+pub fn was_not_processed(error: &(dyn std::error::Error + 'static)) -> bool {
     let error = redaction::chain(error).find_map(|error| error.downcast_ref::<h2::Error>());
     error.is_some_and(|error| {
         let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);

@@ -18,11 +18,11 @@ use super::{Error, error::describe};
 /// Longest head of a proxy's response, in bytes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
-/// TCP connection, or a TLS session over one: that of a proxy of https.
-pub(crate) type ProxyStream = MaybeHttpsStream<TokioIo<TcpStream>>;
+/// TCP connection, or a TLS session over one for a proxy of https.
+pub type ProxyStream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
 /// Proxy that supports `CONNECT`.
-pub(crate) struct ConnectProxy {
+pub struct ConnectProxy {
     /// Address without credentials, for connecting and for errors.
     pub(super) address: Uri,
     authorization: Option<HeaderValue>,
@@ -49,19 +49,25 @@ impl ConnectProxy {
     }
 
     /// Address without credentials.
-    #[cfg(any(test, feature = "meta"))]
-    pub(crate) fn address(&self) -> &Uri {
+    pub fn address(&self) -> &Uri {
         &self.address
     }
 
     /// Value of `Proxy-Authorization`, for requests that are sent to the proxy itself.
-    #[cfg(any(test, feature = "meta"))]
-    pub(crate) fn authorization(&self) -> Option<&HeaderValue> {
+    pub fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
     }
 
     /// Opens a connection to the proxy itself.
-    pub(crate) async fn dial<T>(&self, tcp: T) -> Result<ProxyStream, BoxError>
+    ///
+    /// # Errors
+    ///
+    /// If the proxy cannot be reached; the error names it without its credentials.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future closes the connection.
+    pub async fn dial<T>(&self, tcp: T) -> Result<ProxyStream, BoxError>
     where
         T: Service<Uri, Response = TokioIo<TcpStream>> + Send + 'static,
         T::Future: Send + 'static,
@@ -73,7 +79,15 @@ impl ConnectProxy {
     }
 
     /// Opens a connection that the proxy forwards to `server`.
-    pub(crate) async fn connect<T>(&self, tcp: T, server: &Uri) -> Result<ProxyStream, BoxError>
+    ///
+    /// # Errors
+    ///
+    /// If the proxy cannot be reached, or refuses; the error names it without its credentials.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future closes the connection.
+    pub async fn connect<T>(&self, tcp: T, server: &Uri) -> Result<ProxyStream, BoxError>
     where
         T: Service<Uri, Response = TokioIo<TcpStream>> + Send + 'static,
         T::Future: Send + 'static,
@@ -91,7 +105,7 @@ impl ConnectProxy {
     }
 
     /// Returns the error of a proxy that refused the credentials.
-    pub(crate) fn unauthorized(&self) -> BoxError {
+    pub fn unauthorized(&self) -> BoxError {
         self.failed("it requires a user and a password in its URL, or refuses them (407)")
     }
 
@@ -187,7 +201,7 @@ pub(super) fn without_credentials(proxy: &Uri) -> Uri {
 
 /// Returns the value of `Authorization` or `Proxy-Authorization` for the user and the password in a
 /// URL.
-pub(crate) fn authorization(url: &Uri) -> Option<HeaderValue> {
+pub fn authorization(url: &Uri) -> Option<HeaderValue> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let mut credentials = decode(user);
     if !user.contains(':') {

@@ -13,20 +13,19 @@ use hyper::rt::Executor;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::metrics::HostLabels;
-use crate::owner_gauge::Part;
+use super::metrics::TaskGauge;
 
 /// Owner of a pool's tasks, which end when its token is cancelled.
 #[derive(Clone)]
 pub(super) struct PoolTasks {
     tracker: TaskTracker,
     token: CancellationToken,
-    alive: Part<HostLabels>,
+    alive: TaskGauge,
 }
 
 impl PoolTasks {
     /// Creates an owner without tasks; `alive` counts its later ones.
-    pub(super) fn new(alive: Part<HostLabels>) -> Self {
+    pub(super) fn new(alive: TaskGauge) -> Self {
         Self { tracker: TaskTracker::new(), token: CancellationToken::new(), alive }
     }
 

@@ -1,7 +1,6 @@
 //! The transport against a server over TLS.
 
 mod credentials;
-mod fence;
 mod pool;
 mod streams;
 mod user_agent;

@@ -15,9 +15,10 @@ pub(super) fn value(product: Option<&str>) -> Result<HeaderValue, Error> {
         .map_err(|_| Error::Product { product: product.unwrap_or_default().to_owned() })
 }
 
-/// Value of the header without an embedder's product.
-#[cfg(feature = "meta")]
-pub(crate) fn library() -> HeaderValue {
+/// Returns the `User-Agent` of a transport without an embedder's product, for requests outside the
+/// transport.
+#[expect(clippy::missing_panics_doc, reason = "version and platform are printable")]
+pub fn library() -> HeaderValue {
     HeaderValue::try_from(own_product()).expect("version and platform are printable")
 }
 

@@ -58,14 +58,12 @@ const SMALL: [&str; 8] = [
 ];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 6] = [
-    // The API server of an election.
-    ("manager", &["testing"]),
+const OF_TESTS: [(&str, &[&str]); 5] = [
+    // The API server of an election; connections under a fence.
+    ("manager", &["testing", "transport"]),
     ("controller", &["testing"]),
     ("meta", &["testing"]),
     ("runtime", &["testing"]),
-    // A fence and its epoch; a request of discovery.
-    ("transport", &["discovery", "manager"]),
     // The cluster and the election of a replica.
     ("server", &["controller", "testing"]),
 ];

@@ -1,16 +1,14 @@
 //! `User-Agent` of each sort of request.
 
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::ConfigMap},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::api::{Api, ListParams, ObjectMeta, Patch, PatchParams, WatchParams};
 use serde_json::json;
-use tokio::{task::JoinSet, time::timeout};
-use tokio_util::sync::CancellationToken;
 
-use super::{credentials::PATIENCE, *};
-use crate::{
-    discovery::{DiscoveryOptions, TypeRegistry},
-    transport::server::Received,
-};
+use super::*;
+use crate::transport::server::Received;
 
 /// Lists, watches, writes, renews a lease and discovers; the requests that the server received.
 async fn requests(product: Option<&str>) -> Vec<Received> {
@@ -33,10 +31,8 @@ async fn requests(product: Option<&str>) -> Vec<Received> {
     drop(maps.patch("b", &PatchParams::default(), &patch).await);
     drop(maps.delete("b", &Default::default()).await);
     drop(leases.patch("c", &PatchParams::default(), &patch).await);
-    let (_registry, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
-    let mut tasks = JoinSet::new();
-    tasks.spawn(discovery.run(CancellationToken::new()));
-    timeout(PATIENCE, server.receives("GET /apis")).await.expect("a request of discovery");
+    drop(Api::<CustomResourceDefinition>::all(client.clone()).list(&ListParams::default()).await);
+    drop(client.list_api_groups().await);
     server.received()
 }
 

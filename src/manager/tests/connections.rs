@@ -1,22 +1,25 @@
 //! Requests of an epoch whose end closes its fence, over real connections.
 
-use futures::future::BoxFuture;
-use serde_json::json;
-use tokio::{
-    sync::{Notify, mpsc},
-    task::JoinSet,
-    time::{sleep, timeout},
-};
-use tokio_util::sync::CancellationToken;
+#[path = "../../transport/server.rs"]
+#[expect(dead_code, reason = "the tests of the transport use the other items")]
+mod server;
 
-use super::{
-    credentials::{PATIENCE, Plugin, as_user},
-    *,
-};
-use crate::manager::{
-    Done, Epoch, Manager, ManagerHandle, ManagerOptions, RestartPolicy, RunResult, Runnable,
-    RunnableOptions,
-};
+use std::fs;
+
+use http::Request;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::json;
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+
+use self::server::Server;
+use super::*;
+use crate::transport::{Transport, TransportOptions};
+
+/// Upper bound for waits of tests that fail.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const H2: &[&[u8]] = &[b"h2", b"http/1.1"];
 
 /// A run that hands its epoch to the test and ends at a signal.
 struct ExposesEpoch {
@@ -76,6 +79,26 @@ impl ManagedEpoch {
         };
         timeout(PATIENCE, done).await.expect("it is done within its grace")
     }
+}
+
+fn transport(server: &Server) -> Transport {
+    Transport::new(server.config(), TransportOptions::default()).unwrap()
+}
+
+fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).unwrap()
+}
+
+async fn text(client: &kube::Client, path: &str) -> String {
+    let body = client.send(get(path)).await.unwrap().into_body();
+    String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+/// Opens a watch and waits for its first line.
+async fn watch(client: &kube::Client) -> Body {
+    let mut body = client.send(get("/pods?watch=true")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    body
 }
 
 fn post(path: &str) -> Request<Body> {
@@ -160,18 +183,32 @@ async fn no_request_that_waits_for_an_http_1_connection_is_sent_after_done() {
 #[tokio::test]
 async fn no_request_that_waits_for_credentials_is_sent_after_done() {
     let server = Server::start(H2, 100).await;
-    let plugin = Plugin::new();
-    plugin.answer(&json!({ "token": "late" }));
-    plugin.script("while [ ! -e \"$folder/gate\" ]; do sleep 0.02; done; cat \"$folder/answer\"");
-    let config = as_user(&server, plugin.user());
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let credential = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": { "token": "late" },
+    });
+    fs::write(path("credential"), credential.to_string()).unwrap();
+    // Exec plugin that waits for its gate.
+    let script = "cd \"$0\"; touch began; while [ ! -e gate ]; do sleep 0.02; done; cat credential";
+    let mut config = server.config();
+    let user = json!({ "exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "/bin/sh",
+        "args": ["-c", script, folder.path()],
+        "interactiveMode": "Never",
+    }});
+    config.auth_info = serde_json::from_value(user).unwrap();
     let transport = Transport::new(config, TransportOptions::default()).unwrap();
 
     let waits = async || {
-        while plugin.runs() == 0 {
+        while !path("began").exists() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    let open = || std::fs::write(plugin.path("gate"), "").unwrap();
+    let open = || fs::write(path("gate"), "").unwrap();
     check(&server, &transport, waits, open).await;
 }
 

@@ -1,4 +1,4 @@
-//! Proxies of hooks, from environment variables.
+//! Proxies of the environment, by the scheme of a URL.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::{
     proxy::ConnectProxy,
 };
 
-/// Proxies of hooks, by the scheme of the hook's URL; none by default. Cheap to clone.
+/// Proxies by the scheme of a URL, as environment variables name them; none by default. Cheap to
+/// clone. For requests outside the transport, such as those to webhooks.
 #[derive(Clone, Debug, Default)]
 pub struct Proxies {
     http: Option<Configured>,
@@ -61,7 +62,7 @@ impl Proxies {
     /// # Errors
     ///
     /// The reason, if that proxy cannot be used.
-    pub(crate) fn of(&self, url: &Uri) -> Result<Option<&Arc<ConnectProxy>>, &str> {
+    pub fn of(&self, url: &Uri) -> Result<Option<&Arc<ConnectProxy>>, &str> {
         let proxy = match url.scheme_str() {
             Some("http") => &self.http,
             Some("https") => &self.https,
