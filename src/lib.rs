@@ -322,7 +322,7 @@
 //! |---|---|
 //! | freed memory is returned to the system | `src/cli/memory.rs` |
 //! | metrics of a manager and its clusters are registered | `src/manager/metric_parts.rs::register`; two clusters in one page `src/manager/metrics_text.rs::merged` |
-//! | error is redacted | `src/redaction.rs::error`, that of a request to the API server `src/redaction.rs::request_error` |
+//! | error is redacted | `crates/redaction/src/lib.rs::error`, that of a request to the API server `crates/redaction/src/lib.rs::request_error` |
 //! | controller of kube-rs runs as an epoch | `src/runtime/adopt.rs::adopt` |
 //! | changes of a shared informer become watcher events of kube-rs | `src/runtime/events.rs::events` |
 //!

@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 37] = [
+const DEPENDENCIES: [&str; 38] = [
     "anyhow",
     "aws-lc-rs",
     "axum",
@@ -30,6 +30,7 @@ const DEPENDENCIES: [&str; 37] = [
     "kube",
     "lz4_flex",
     "parking_lot",
+    "pilotlight-redaction",
     "prometheus-client",
     "rustls",
     "schemars",
