@@ -62,9 +62,10 @@
 //! # For contributors
 //!
 //! [`discovery`], [`manager`], [`informer`], [`controller`] and [`meta`] are the rooms of the engine,
-//! numbered in the order of the flow. A room starts at the file of
-//! its name, and imports only rooms with a lower number; [`meta`] also imports [`transport`]. Every
-//! room may import the small modules: [`kind`], [`duration`], [`redaction`], `src/guard.rs` (panics
+//! numbered in the order of the flow. A room starts at the file of its name, and imports only rooms
+//! with a lower number; [`meta`] also imports [`transport`]. [`transport`] and [`testing`] are
+//! crates of their own, in `crates/`. Every room may import the small modules: [`kind`],
+//! [`duration`], [`redaction`], `src/guard.rs` (panics
 //! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists),
 //! `src/resume_version.rs` (positions of watches) and `src/owner_gauge.rs` (gauges of tasks and
 //! timers per owner). `tests/architecture.rs` checks the imports. The binary (`src/main.rs`, `src/cli.rs`) uses the public items alone. `DESIGN.md` has
@@ -76,7 +77,7 @@
 //! controller is a source, with the condition that its type is served. Declared controllers have
 //! the two kinds of Metacontroller, **composite** and **decorator**.
 //!
-//! 1. The connection pool carries the watch (`src/transport/pool.rs`).
+//! 1. The connection pool carries the watch (`crates/transport/src/pool.rs`).
 //! 2. The reader cuts its bytes into lines of a bounded length (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
 //!    the object (`src/informer/decode.rs`) and compares resourceVersions
@@ -287,7 +288,7 @@
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
 //! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/hook_health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
-//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `src/transport/proxies.rs` reads |
+//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `crates/transport/src/proxies.rs` reads |
 //! | size of a hook response, and memory of all responses, are bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
 //!
@@ -334,7 +335,7 @@
 //! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/reconciler.rs::hook` passes those of a hook on |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
-//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `src/transport/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |
+//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `crates/transport/src/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `crates/testing/src/faults.rs`, its row in `docs/faults.md` |
 //!
@@ -385,7 +386,7 @@ pub mod meta;
 pub mod runtime;
 
 #[cfg(feature = "tls")]
-pub mod transport;
+pub use pilotlight_transport as transport;
 
 #[cfg(feature = "server")]
 pub mod server;
@@ -394,7 +395,6 @@ pub mod server;
 pub mod signals;
 
 #[cfg(any(test, feature = "testing"))]
-#[doc(inline)]
 pub use pilotlight_testing as testing;
 
 #[doc(hidden)]

@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 38] = [
+const DEPENDENCIES: [&str; 39] = [
     "anyhow",
     "aws-lc-rs",
     "axum",
@@ -31,6 +31,7 @@ const DEPENDENCIES: [&str; 38] = [
     "lz4_flex",
     "parking_lot",
     "pilotlight-redaction",
+    "pilotlight-transport",
     "prometheus-client",
     "rustls",
     "schemars",

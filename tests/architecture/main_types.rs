@@ -53,7 +53,7 @@ const MAIN_TYPES: &[(&str, &[&str])] = &[
     ("../crates/testing/src/faults.rs", &["Faults"]),
     ("../crates/testing/src/faults/rule.rs", &["Rule"]),
     ("../crates/testing/src/simulated/script.rs", &["SimulatedServer"]),
-    ("transport/options.rs", &["TransportOptions"]),
+    ("../crates/transport/src/options.rs", &["TransportOptions"]),
 ];
 
 /// Returns whether the documentation of a public type has a block of code.

@@ -6,16 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Returns the sources outside of tests, each with its path below `src`. A crate of `crates/` is read
-/// as the room by which the library re-exports it.
+/// Returns the sources outside of tests, each with its path below `src`. Those of a crate stand in a
+/// room of its own.
 pub(super) fn sources() -> Vec<(String, String)> {
     let mut files = Vec::new();
     for folder in super::source_folders() {
-        let package = folder.parent().unwrap().file_name().unwrap().to_str().unwrap();
-        let is_crate = folder.parent().unwrap().parent().unwrap().ends_with("crates");
+        let package = folder.parent().unwrap();
+        let is_crate = package.parent().unwrap().ends_with("crates");
+        let package = format!("crate_{}", package.file_name().unwrap().to_str().unwrap());
         files.extend(sources_of(&folder).into_iter().map(|(name, text)| match is_crate {
-            true if name == "lib.rs" => (format!("{package}.rs"), of_room(&text, package)),
-            true => (format!("{package}/{name}"), of_room(&text, package)),
+            true if name == "lib.rs" => (format!("{package}.rs"), of_room(&text, &package)),
+            true => (format!("{package}/{name}"), of_room(&text, &package)),
             false => (name, text),
         }));
     }
@@ -51,7 +52,10 @@ fn sources_of(src: &Path) -> Vec<(String, String)> {
 
 /// Returns the paths of the modules that a file declares for tests only.
 fn test_modules((name, text): &(String, String)) -> Vec<PathBuf> {
-    let folder = PathBuf::from(name.trim_end_matches(".rs"));
+    let folder = match name.as_str() {
+        "lib.rs" => PathBuf::new(),
+        name => PathBuf::from(name.trim_end_matches(".rs")),
+    };
     let mut is_test = false;
     let mut modules = Vec::new();
     for line in text.lines().map(str::trim) {

@@ -1,6 +1,6 @@
 //! Requests of an epoch whose end closes its fence, over real connections.
 
-#[path = "../../transport/server.rs"]
+#[path = "../../../crates/transport/src/server.rs"]
 #[expect(dead_code, reason = "the tests of the transport use the other items")]
 mod server;
 

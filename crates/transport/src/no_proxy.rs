@@ -13,8 +13,8 @@ use super::{Error, proxy::port};
 /// always wins. `variable` reads an environment variable:
 ///
 /// ```
-/// # fn example(mut config: kube::Config) -> Result<(), pilotlight::transport::Error> {
-/// use pilotlight::transport::proxy_from_environment;
+/// # fn example(mut config: kube::Config) -> Result<(), pilotlight_transport::Error> {
+/// use pilotlight_transport::proxy_from_environment;
 ///
 /// proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
 /// # Ok(())

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use super::*;
-use crate::transport::server::ClientPem;
+use crate::server::ClientPem;
 
 /// Upper bound for waits of tests that fail.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,7 +8,7 @@ use kube::api::{Api, ListParams, ObjectMeta, Patch, PatchParams, WatchParams};
 use serde_json::json;
 
 use super::*;
-use crate::transport::server::Received;
+use crate::server::Received;
 
 /// Lists, watches, writes, renews a lease and discovers; the requests that the server received.
 async fn requests(product: Option<&str>) -> Vec<Received> {

@@ -15,6 +15,7 @@ use hyper::rt::Executor;
 use hyper_util::{client::legacy, rt::TokioTimer};
 use kube::client::Body;
 use parking_lot::{Mutex, MutexGuard};
+use pilotlight_redaction as redaction;
 use tokio::time::Instant;
 use tower::{BoxError, Service};
 use tracing::{debug, info};
@@ -28,7 +29,6 @@ use super::{
     identity::Identity,
     tasks::PoolTasks,
 };
-use crate::redaction;
 
 /// New connections to try for one request before it fails, if each ends before it can be used.
 /// Connections that existed before the request are not counted, since all of them may drain at

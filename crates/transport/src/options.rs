@@ -12,13 +12,13 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use pilotlight::transport::{self, TransportOptions};
+/// use pilotlight_transport::TransportOptions;
 ///
 /// let options = TransportOptions {
 ///     product: Some("myoperator/1.0".to_owned()), // In the User-Agent.
 ///     ..TransportOptions::default()
 /// };
-/// let client = transport::client(kube::Config::infer().await?, options)?;
+/// let client = pilotlight_transport::client(kube::Config::infer().await?, options)?;
 /// # drop(client);
 /// # Ok(())
 /// # }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::credential::Credential;
-use crate::transport::{Error, tasks::PoolTasks};
+use crate::{Error, tasks::PoolTasks};
 
 /// Pause after a failed run, so that a thousand requests do not start a thousand plugins.
 const RETRY_GAP: Duration = Duration::from_secs(5);
@@ -199,7 +199,7 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::transport::TransportMetrics;
+    use crate::TransportMetrics;
 
     /// Source whose runs end when the test says so.
     #[derive(Clone, Default)]

@@ -1,13 +1,29 @@
-//! Transport: connections to the API server, over HTTP/2.
+//! Transport: connections of a [`kube::Client`] to the API server, over HTTP/2.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use pilotlight_transport::{Transport, TransportOptions};
+//!
+//! let transport = Transport::new(kube::Config::infer().await?, TransportOptions::default())?;
+//! let client = transport.client()?; // An ordinary client of kube.
+//! # drop(client);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! kube's own connector speaks HTTP/1.1 and needs a TCP connection and a TLS session for every
 //! watch. Here many requests share a connection. A server limits the streams on a connection
 //! (kube-apiserver: 100). In other pools a request beyond the limit waits until a watch ends. The
-//! pool of this module lets no request wait behind a watch, least of all a lease renewal.
+//! pool of this crate lets no request wait behind a watch, least of all a lease renewal.
 //!
 //! kube's layers for the base address, authentication and impersonation are kept. Its retry layer
 //! is not: only work queues and informers retry. The one exception is a request that the server
 //! provably did not process, because it refused the stream or was closing the connection.
+//!
+//! [`Proxies`], [`ConnectProxy`], [`was_not_processed`], [`basic_authorization`] and
+//! [`library_user_agent`] serve requests to other servers, such as webhooks, by the same rules.
+
+#![forbid(unsafe_code)]
 
 mod body;
 mod connection;
@@ -51,6 +67,7 @@ use kube::{
     client::{Body, ConfigExt},
     config::AuthInfo,
 };
+use pilotlight_redaction as redaction;
 use rustls::client::Resumption;
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
@@ -63,8 +80,6 @@ use identity::Identity;
 use metrics_service::MetricsService;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
-
-use crate::redaction;
 
 /// Longest interval of TCP keep-alives that Linux accepts.
 const MAX_TCP_KEEP_ALIVE: Duration = Duration::from_secs(32_767);
@@ -177,10 +192,10 @@ impl fmt::Debug for Transport {
 /// Returns a client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
 ///
 /// ```no_run
-/// # use pilotlight::transport::{self, TransportOptions};
+/// # use pilotlight_transport::TransportOptions;
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let options = TransportOptions { product: Some("a/1.0".into()), ..TransportOptions::default() };
-/// let client = transport::client(kube::Config::infer().await?, options)?;
+/// let client = pilotlight_transport::client(kube::Config::infer().await?, options)?;
 /// # drop(client);
 /// # Ok(())
 /// # }

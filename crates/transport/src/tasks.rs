@@ -108,7 +108,7 @@ mod tests {
     use tokio::{sync::mpsc, task::JoinSet};
 
     use super::*;
-    use crate::transport::TransportMetrics;
+    use crate::TransportMetrics;
 
     /// Returns the sizes of the batches that a task of a connection sees of ten messages, each sent
     /// by another task that is ready.

@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::Uri;
-
-use crate::redaction;
+use pilotlight_redaction as redaction;
 
 /// Error of a request without a response, or of the construction of a transport.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use http::HeaderValue;
 use kube::{Config, client::ConfigExt, config::AuthInfo};
 use rustls::client::ResolvesClientCert;
 
-use crate::transport::Error;
+use crate::Error;
 
 /// Credential that one source has issued.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use super::{
     credential::{Certificate, Credential, bearer},
     issuer::{CredentialSource, IssuedCredential},
 };
-use crate::transport::Error;
+use crate::Error;
 
 /// Time between two reads of the files while requests are sent. If a rotator writes a new
 /// certificate at least this long before the old one expires, no request fails.

@@ -20,7 +20,7 @@ use super::{
     credential::{Certificate, Credential, bearer},
     issuer::{CredentialSource, IssuedCredential},
 };
-use crate::transport::Error;
+use crate::Error;
 
 /// Longest output of a plugin, in bytes; a credential has a few kilobytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;

@@ -20,6 +20,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
 };
 use kube::client::Body;
+use pilotlight_redaction as redaction;
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use tower::{BoxError, Service, ServiceExt};
 use tracing::debug;
@@ -31,7 +32,6 @@ use super::{
     tasks::{ConnectionTasks, PoolTasks},
     tunnel::Tunnel,
 };
-use crate::redaction;
 
 pub(super) type Connector = HttpsConnector<Tunnel>;
 
