@@ -60,7 +60,6 @@ pub use selector::{Selector, SelectorError};
 pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
 pub use share::CacheShare;
-pub(crate) use store::{LiveObject, Overlay};
 pub use store::{Store, StoreReadError, UnknownIndex};
 pub use string_map::StringMap;
 pub use subscription::{MovingInterests, Subscription};

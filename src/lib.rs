@@ -146,13 +146,13 @@
 //! 1. The passage of a write through the fence ends without a response
 //!    (`src/manager/fence.rs::drop`). The outcome of the write counts as unknown
 //!    (`src/controller/run/unconfirmed.rs::add`).
-//! 2. The next reconcile of the request that sent the write waits
-//!    (`src/controller/run/unconfirmed.rs::confirm`) for a live read of the written object and of
-//!    the request's own object (`src/controller/run/unconfirmed/expectation.rs::check`,
-//!    `src/controller/run/unconfirmed/read.rs::object`). An object with a generated name is found
-//!    by a list of its collection (`src/controller/run/unconfirmed/read.rs::missing`).
-//! 3. The caches of the reconcile show what was read until the watch is as new
-//!    (`src/informer/store/overlay.rs::is_newer`), so that no object is created twice.
+//! 2. The next reconcile of the request that sent the write waits for a read of the written object
+//!    from the server (`src/controller/run/unconfirmed.rs::confirm`). An object with a generated
+//!    name is found by a list of its collection
+//!    (`src/controller/run/unconfirmed/read.rs::missing`).
+//! 3. Then the request waits until the caches hold what was read
+//!    (`src/controller/run/unconfirmed/expectation.rs::is_held`), so that no object is created
+//!    twice. It returns to the queue meanwhile (`src/controller/run/unconfirmed.rs::wait`).
 //!
 //! # Walk of a type that becomes served
 //!

@@ -23,7 +23,7 @@ use super::{
     inputs::state::NamedInputs,
     run::input_status::{Attached, InputStatuses},
     run::slots::WorkerSlot,
-    run::unconfirmed::{self, Overlays, UnconfirmedWrites},
+    run::unconfirmed::{self, UnconfirmedWrites},
 };
 use crate::manager::Requester;
 use crate::{
@@ -66,8 +66,6 @@ pub struct Context {
     attempt: u32,
     reconcile_id: u64,
     after_unknown: bool,
-    // Live reads in place of cached objects that are behind own writes.
-    overlays: Option<Arc<Overlays>>,
     // Cluster that is read and written, if it is not the controller's.
     foreign: Option<ForeignCluster>,
     // Empty for a context from `Context::new`.
@@ -132,7 +130,6 @@ impl Context {
             attempt: 0,
             reconcile_id: 0,
             after_unknown: false,
-            overlays: None,
             foreign: None,
             slot: Weak::new(),
         }
@@ -158,16 +155,9 @@ impl Context {
             attempt,
             reconcile_id: fastrand::u64(..),
             after_unknown,
-            overlays: None,
             foreign: None,
             slot: Arc::downgrade(slot),
         }
-    }
-
-    /// Returns the context with live reads in place of cached objects that are older.
-    pub(super) fn overlaid_by(self, overlays: Overlays) -> Self {
-        let overlays = (!overlays.is_empty()).then(|| Arc::new(overlays));
-        Self { overlays, ..self }
     }
 
     /// Returns the context for another cluster. Its caches are those of the inputs of
@@ -220,7 +210,7 @@ impl Context {
         })
     }
 
-    /// Returns a client for live reads of a cluster; `None` for that of the controller.
+    /// Returns a client for reads of a cluster; `None` for that of the controller.
     pub(super) fn reader(&self, foreign: Option<&ForeignCluster>) -> Client {
         match foreign {
             Some(foreign) => self.shared.epoch.client(&foreign.unfenced),
@@ -285,8 +275,8 @@ impl Context {
     /// have the type, the first that keeps all its objects whole is read, or else the first, even
     /// while it has no list and another one has.
     ///
-    /// The cache includes the writes of the earlier reconciles of this request, even while the watch
-    /// is down: after a second the written objects are read from the server.
+    /// The cache includes the writes of the earlier reconciles of this request: while a watch is
+    /// down, a request that wrote to its type is not reconciled.
     ///
     /// # Errors
     ///
@@ -296,7 +286,7 @@ impl Context {
     /// or, for an optional input, reconcile without it. Once the objects are listed, their events
     /// enqueue the requests again.
     pub fn store(&self, type_ref: &TypeRef) -> Result<Store, ListerError> {
-        Ok(self.reader_of(&self.attached(type_ref)?))
+        Ok(self.attached(type_ref)?.joined())
     }
 
     fn attached(&self, type_ref: &TypeRef) -> Result<Attached, ListerError> {
@@ -315,7 +305,7 @@ impl Context {
     ///
     /// [`ListerError::OfName`] with the reason: no input has this name, or it has no complete list.
     pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
-        Ok(self.reader_of(&self.named(input)?))
+        Ok(self.named(input)?.joined())
     }
 
     fn named(&self, input: &str) -> Result<Attached, ListerError> {
@@ -337,18 +327,6 @@ impl Context {
     /// Returns the current error of the input that was added by this name.
     pub(crate) fn input_error(&self, input: &str) -> Option<String> {
         self.shared.statuses.error_of(input)
-    }
-
-    /// Returns a reader of a cache with the live reads of this reconcile.
-    fn reader_of(&self, attached: &Attached) -> Store {
-        let overlays = self.overlays.as_ref().and_then(|it| it.get(&attached.cluster()));
-        attached.joined(|part| {
-            let overlay = overlays.and_then(|overlays| overlays.get(&part.key));
-            match overlay {
-                Some(overlay) => part.store.overlaid_by(overlay),
-                None => part.store.clone(),
-            }
-        })
     }
 
     /// Returns the served type of an input that was added by this name, with its interests if it
@@ -385,17 +363,12 @@ impl Context {
     /// [`ListerError::Projected`] for an input that is cached in part, and those of
     /// [`Context::store`].
     pub fn lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
-        self.lister_of(self.attached_of::<K>()?)
+        self.attached_of::<K>()?.lister(TypeRef::of::<K>())
     }
 
     /// Returns a lister of the primary type, also if another input has the same type.
     pub(super) fn primary_lister<K: CachedResource>(&self) -> Result<Lister<K>, ListerError> {
-        self.lister_of(self.shared.statuses.primary_of::<K>()?)
-    }
-
-    fn lister_of<K: CachedResource>(&self, attached: Attached) -> Result<Lister<K>, ListerError> {
-        let store = self.reader_of(&attached);
-        Attached { store, others: Vec::new(), ..attached }.lister(TypeRef::of::<K>())
+        self.shared.statuses.primary_of::<K>()?.lister(TypeRef::of::<K>())
     }
 
     /// Returns the served type of one of the controller's inputs in this epoch, with the
@@ -454,9 +427,8 @@ impl Context {
     /// Returns whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a
     /// write of unknown outcome: its future was dropped, or the response was lost.
     ///
-    /// The caches of the controller's inputs, as this context returns them, have since caught up with
-    /// the server for the request's own object and the objects written. Read from the server any
-    /// other object that may have been written.
+    /// The caches of the controller's inputs have since caught up with the server for the objects
+    /// written. Read from the server any object of another type that may have been written.
     pub fn after_unknown(&self) -> bool {
         self.after_unknown
     }

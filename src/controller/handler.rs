@@ -97,7 +97,7 @@ impl<'a> Enqueue<'a> {
     pub fn store(&self, type_ref: &TypeRef) -> Result<Store, ListerError> {
         let inputs = self.inputs.ok_or_else(|| ListerError::NotAnInput(type_ref.clone()))?;
         let attached = inputs.attached_as(self.cluster.as_ref(), type_ref)?;
-        Ok(attached.joined(|part| part.store.clone()))
+        Ok(attached.joined())
     }
 
     /// Returns the cache of an input that was added by this name, like
@@ -108,7 +108,7 @@ impl<'a> Enqueue<'a> {
     /// [`ListerError::OfName`] if no input has this name, or it has no complete list.
     pub fn store_of(&self, input: &str) -> Result<Store, ListerError> {
         match self.inputs.and_then(|inputs| inputs.named(input)) {
-            Some(attached) => Ok(attached.joined(|part| part.store.clone())),
+            Some(attached) => Ok(attached.joined()),
             None => Err(ListerError::OfName {
                 input: input.to_owned(),
                 why: "no input of this name has a complete list".to_owned(),

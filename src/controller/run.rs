@@ -307,8 +307,7 @@ impl EpochRun {
         loop {
             let capacity = self.slots.assign(self.workers.len());
             let due = self.failures.due();
-            let unconfirmed = &self.spec.carried_over.unconfirmed;
-            let (expiry, recheck) = (unconfirmed.expiry(), unconfirmed.recheck());
+            let expiry = self.spec.carried_over.unconfirmed.expiry();
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -322,11 +321,6 @@ impl EpochRun {
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
                     self.spec.carried_over.unconfirmed.expire();
-                }
-                () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => {
-                    for request in self.spec.carried_over.unconfirmed.with_deleted_reads(&self.statuses) {
-                        self.queue.add(request);
-                    }
                 }
                 () = self.slots.freed() => {}
                 Some((item, shared)) = shared_slots.next(&self.queue, capacity, &self.slots) => {
@@ -379,8 +373,7 @@ impl EpochRun {
                 context.reader(cluster)
             };
             let confirmed = async {
-                let settled =
-                    reconciling.confirm(context.statuses(), reader, &spec.primaries).await;
+                let settled = reconciling.confirm(context.statuses(), reader).await;
                 if settled.is_ok() {
                     slot.regain().await;
                 }
@@ -392,10 +385,9 @@ impl EpochRun {
                 () = context.cancelled() => return Attempt::Aborted,
                 settled = confirmed => settled,
             };
-            let context = match settled {
-                Ok(overlays) => context.overlaid_by(overlays),
-                Err(behind) => return Attempt::Behind(behind),
-            };
+            if let Err(behind) = settled {
+                return Attempt::Behind(behind);
+            }
             let reconcile = reconciling.run(async {
                 let result = (spec.reconcile)(request, context).await;
                 if result.as_ref().is_err_and(ReconcileError::is_forbidden) {

@@ -212,7 +212,7 @@ impl Object {
     }
 
     /// Returns whether both have the same JSON, without restoring it.
-    pub(crate) fn has_json_of(&self, other: &Self) -> bool {
+    fn has_json_of(&self, other: &Self) -> bool {
         self.inner.json == other.inner.json
     }
 

@@ -5,7 +5,6 @@
 
 mod custom_indexes;
 mod interests;
-mod overlay;
 mod parts;
 mod writer;
 
@@ -20,7 +19,6 @@ use std::{
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use self::custom_indexes::CustomIndexes;
-pub(crate) use self::overlay::{LiveObject, Overlay};
 use super::{
     CacheShare, Index, Interest, Object, ObjectKey,
     interest::{InterestIndex, SubscriberId},
@@ -59,8 +57,6 @@ pub struct Store {
     reader: Option<Arc<StoreReader>>,
     // Objects that the subscription keeps whole.
     whole: Arc<InterestIndex<()>>,
-    // Live reads in place of older objects, for the readers of one reconcile.
-    overlay: Overlay,
     // Stores of the further namespaces of an input of several.
     others: Option<Arc<[Store]>>,
 }
@@ -130,7 +126,7 @@ impl Store {
     /// Returns the cached object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Object> {
         self.parts().find_map(|store| {
-            let object = store.current(&store.read(), key);
+            let object = store.stored(key);
             object.map(|object| store.view(object))
         })
     }
@@ -175,11 +171,9 @@ impl Store {
     /// Returns the objects of this part; `None` if it has no index of that name.
     fn by_own_index(&self, name: &str, value: &str) -> Option<Vec<Object>> {
         let state = self.read();
-        let (index, buckets) = state.indexes.get(self.reader.as_ref()?.id, name)?;
+        let buckets = state.indexes.get(self.reader.as_ref()?.id, name)?;
         let bucket = buckets.get(value).into_iter().flatten();
-        let found = bucket.map(|entry| entry.object().clone()).collect();
-        let has_value = |object: &Object| index.values(object).iter().any(|it| it == value);
-        Some(self.updated(&state, found, |object| self.keeps(object) && has_value(object)))
+        Some(bucket.map(|entry| entry.object().clone()).collect())
     }
 
     /// Adds an index, over the current and future objects that the subscription keeps whole, until
@@ -200,11 +194,7 @@ impl Store {
 
     /// Returns the number of objects, metadata entries included.
     pub fn len(&self) -> usize {
-        let len = |store: &Self| match store.overlay.is_empty() {
-            true => store.cached(),
-            false => store.all_here().len(),
-        };
-        self.parts().map(len).sum()
+        self.parts().map(Self::cached).sum()
     }
 
     /// Returns the number of cached objects.
@@ -283,7 +273,7 @@ impl Store {
 
     fn all_here(&self) -> Vec<Object> {
         let state = self.read();
-        let all = self.updated(&state, state.objects.iter().cloned().collect(), |_| true);
+        let all: Vec<_> = state.objects.iter().cloned().collect();
         drop(state);
         all.into_iter().map(|object| self.view(object)).collect()
     }
@@ -295,9 +285,7 @@ impl Store {
 
     fn all_here_in(&self, namespace: &str) -> Vec<Object> {
         let (state, namespace) = (self.read(), namespace.into());
-        let all = state.objects.in_namespace(&namespace).cloned().collect();
-        let is_within = |object: &Object| object.key().namespace.as_ref() == Some(&namespace);
-        let all = self.updated(&state, all, is_within);
+        let all: Vec<_> = state.objects.in_namespace(&namespace).cloned().collect();
         drop(state);
         all.into_iter().map(|object| self.view(object)).collect()
     }
@@ -346,7 +334,7 @@ impl Store {
             gone: AtomicBool::new(false),
         };
         let (shared, whole) = (Arc::new(shared), Arc::new(whole));
-        Self { shared, reader: None, whole, overlay: Overlay::default(), others: None }
+        Self { shared, reader: None, whole, others: None }
     }
 
     /// Returns a reader of the same objects for a new subscriber, with its own indexes.
@@ -367,8 +355,7 @@ impl Store {
         };
         let reader = Some(Arc::new(StoreReader { id, left: AtomicBool::new(false), counted }));
         let whole = Arc::new(index);
-        let (shared, overlay) = (self.shared.clone(), Overlay::default());
-        Self { shared, reader, whole, overlay, others: None }
+        Self { shared: self.shared.clone(), reader, whole, others: None }
     }
 
     /// Returns an object as it is stored.

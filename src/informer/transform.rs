@@ -34,8 +34,8 @@ const IDENTITY: [&str; 4] = ["name", "namespace", "uid", "resourceVersion"];
 /// [`Projection::Keys`](super::Projection::Keys) are not transformed. Nor are objects that
 /// [`Context::fetch`](crate::controller::Context::fetch) reads for an input with `metadata_only`.
 ///
-/// - The function must be deterministic, since a live read of an object replaces a cached one. It
-///   must not block, since it runs in the task of the informer.
+/// - The function must be deterministic, since the same object may arrive again. It must not block,
+///   since it runs in the task of the informer.
 /// - Identity stays: `apiVersion`, `kind`, and in the metadata `name`, `namespace`, `uid` and
 ///   `resourceVersion` are restored.
 /// - Selection stays: labels, owners and deletion time in a [`Header`](super::Header) are those of

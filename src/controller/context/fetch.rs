@@ -60,7 +60,7 @@ impl Context {
         let attached = self.attached_of::<K>()?;
         let is_cached_whole = attached.key.projection == Projection::Full;
         let path = attached.served.identity.path(key.namespace.as_deref());
-        match self.reader_of(&attached).get(key) {
+        match attached.joined().get(key) {
             // The type may have been removed since the first line.
             None => self.attached_of::<K>().map(|_| None).map_err(FetchError::from),
             Some(object) if object.is_whole() && is_cached_whole => Ok(Some(object.decode()?)),

@@ -453,9 +453,9 @@ impl Attached {
         std::iter::once(self).chain(&self.others)
     }
 
-    /// Returns the stores of all namespaces, as `read` returns each, as one.
-    pub(in crate::controller) fn joined(&self, read: impl Fn(&Self) -> Store) -> Store {
-        read(self).joined(self.others.iter().map(&read))
+    /// Returns the stores of all namespaces as one.
+    pub(in crate::controller) fn joined(&self) -> Store {
+        self.store.clone().joined(self.others.iter().map(|part| part.store.clone()))
     }
 
     /// Returns a typed lister of the cache.
@@ -464,7 +464,7 @@ impl Attached {
         type_ref: TypeRef,
     ) -> Result<Lister<K>, ListerError> {
         match self.key.projection {
-            Projection::Full => Ok(Lister::of(self.joined(|part| part.store.clone()))),
+            Projection::Full => Ok(Lister::of(self.joined())),
             Projection::Metadata | Projection::Keys => Err(ListerError::Projected(type_ref)),
         }
     }

@@ -1,13 +1,12 @@
 //! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
-//! A reconcile over a cache without an earlier write would write again. After a response, the
-//! caches are compared with the written version. After a lost response, the server is read at once.
-//! While a cache is behind, the request waits up to about two seconds. Then the reconcile has the
-//! live read in place of the cached object.
+//! A reconcile over a cache without an earlier write would write again. So the next reconcile of a
+//! request waits until the caches hold what it wrote. The server is read at once after a lost
+//! response, and otherwise after some seconds, since the state that a cache has to reach may be
+//! another one by then. No reconcile sees what was read.
 
 mod expectation;
 mod read;
-mod state;
 mod target;
 mod write_reply;
 
@@ -16,7 +15,6 @@ use std::{
         BTreeMap, HashMap, HashSet,
         btree_map::Entry::{Occupied, Vacant},
     },
-    mem,
     ops::Bound,
     sync::Arc,
     time::Duration,
@@ -28,43 +26,39 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    expectation::{AnswerCheck, Expectation, ExpectationCheck, ReadComparison, Unconfirmed},
+    expectation::{Expectation, READ_DELAY},
+    read::ReadError,
     target::Target,
     write_reply::WriteReply,
 };
 
 use crate::{
-    controller::{Request, foreign_cluster::ForeignCluster, run::input_status::InputStatuses},
+    controller::{
+        Request,
+        foreign_cluster::ForeignCluster,
+        run::input_status::{Attached, InputStatuses},
+    },
     discovery::RegistryId,
-    informer::{InformerKey, Overlay},
-    kind::TypeRef,
-    manager::{WriteEnd, WriteObserver, WriteRequest},
+    informer::ObjectKey,
+    kind::TypeIdentity,
+    manager::{WriteEnd, WriteObserver, WriteRequest, retry_after},
 };
 
-/// Retention of an answered write that no reconcile requests, and of the writes of a name without a
+/// Retention of answered writes that no reconcile requests, and of the writes of a name without a
 /// controller, ten minutes. Informers linger for seconds only, so that a cache which starts later
 /// includes them.
 const RETENTION: Duration = Duration::from_secs(600);
 /// First pause before the caches are compared again. Each pause is as long as the wait so far, so
 /// that the wait doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Longest pause before the caches are compared again. Together with the delay of a live read, a reconcile
-/// waits less than 5 s while the server answers.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Interval in which the caches are compared with live reads that a reconcile had, without a
-/// request. A reconcile follows within this time if a cache turns out to lack what it read.
-const RECHECK: Duration = Duration::from_secs(5);
+/// Longest pause before the caches are compared again: a request whose write no event reports
+/// continues within this time once the watch is back.
+const LONGEST_PAUSE: Duration = READ_DELAY;
 
 task_local! {
     // Request whose reconcile, or a task spawned by it, runs in this task.
     static CURRENT: Request;
 }
-
-/// Live reads for one reconcile, by the cluster (`None` for that of the controller) and the cache
-/// that is behind them.
-pub(in crate::controller) type Overlays =
-    HashMap<Option<RegistryId>, HashMap<InformerKey, Overlay>>;
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
@@ -75,35 +69,20 @@ struct TrackedWrites {
     open: HashMap<Request, RequestWrites, RandomState>,
     // Requests in reconcile.
     active: HashSet<Request, RandomState>,
-    // Time of the last write.
-    latest: Option<Instant>,
     // Time of the next removal of old writes; `None` without writes.
     expiry: Option<Instant>,
-    // Time of the next comparison of live reads; `None` without live reads.
-    recheck: Option<Instant>,
 }
 
 /// Unconfirmed writes of one request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct RequestWrites {
     targets: BTreeMap<Target, Expectation>,
     // True if the outcome of one of them is unknown.
     unknown: bool,
-    // True if the request's own object has to be read, if it names one: such a write may have
-    // changed it.
-    own_object: bool,
-    // Time of the first comparison that found the caches behind, since one has caught up.
+    // Time of the first comparison that found the caches behind.
     behind: Option<Instant>,
-    // True if the last reconcile had live reads in place of cached objects: the caches may lack
-    // these writes for as long as a watch is down.
-    live: bool,
-}
-
-/// Result of the comparison of all caches with the writes of a request.
-struct Confirmed {
-    overlays: Overlays,
-    // True if another cluster could not be read.
-    unread: bool,
+    // Time of the last comparison, or of the first write after it.
+    since: Instant,
 }
 
 /// Marks a request as in reconcile until dropped, and holds its unconfirmed writes.
@@ -123,11 +102,28 @@ pub(in crate::controller) struct Behind {
     pub(in crate::controller) after: Duration,
 }
 
+/// Error: the caches could not be shown to hold a write.
+#[derive(Debug, thiserror::Error)]
+enum Unconfirmed {
+    /// Wait for the watch to deliver the change.
+    #[error("the cache of {resource} does not hold the last write of {key} yet")]
+    Behind { resource: TypeIdentity, key: ObjectKey },
+    /// Fix what the reason names; the read is retried.
+    #[error("{resource} cannot be read from the server: {source}")]
+    Unread { resource: TypeIdentity, source: ReadError },
+}
+
 impl Behind {
     /// Returns the wait that the server requested if it could not be read; zero if it requested
     /// none.
     pub(in crate::controller) fn unanswered(&self) -> Option<Duration> {
-        self.why.unanswered()
+        match &self.why {
+            Unconfirmed::Behind { .. } => None,
+            Unconfirmed::Unread { source: ReadError::Server(kube::Error::Api(status)), .. } => {
+                Some(retry_after(status).unwrap_or_default())
+            }
+            Unconfirmed::Unread { .. } => Some(Duration::ZERO),
+        }
     }
 }
 
@@ -171,8 +167,7 @@ impl UnconfirmedWrites {
 
     /// Returns whether a later controller of the same name still needs these writes.
     pub(in crate::controller) fn is_needed(&self) -> bool {
-        let state = self.state();
-        !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < RETENTION)
+        self.state().open.values().any(RequestWrites::is_retained)
     }
 
     /// Returns the time at which [`UnconfirmedWrites::expire`] is due; `None` without writes.
@@ -180,56 +175,12 @@ impl UnconfirmedWrites {
         self.state().expiry
     }
 
-    /// Removes answered writes older than ten minutes, unless a request waits for them.
+    /// Removes answered writes that no reconcile has requested for ten minutes.
     pub(in crate::controller) fn expire(&self) {
         let mut state = self.state();
-        state.open.retain(|_, writes| {
-            if writes.live {
-                // The objects of a request that is never reconciled again would stay in memory.
-                writes.targets.values_mut().for_each(Expectation::forget_reads);
-            }
-            writes.unknown || writes.behind.is_some() || writes.live || {
-                writes.targets.retain(|_, expected| expected.age() < RETENTION);
-                !writes.targets.is_empty()
-            }
-        });
+        state.open.retain(|_, writes| writes.unknown || writes.is_retained());
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
-    }
-
-    /// Returns the time at which [`UnconfirmedWrites::with_deleted_reads`] is due; `None` without
-    /// live reads.
-    pub(in crate::controller) fn recheck(&self) -> Option<Instant> {
-        self.state().recheck
-    }
-
-    /// Returns the requests that had a live read of an object which is gone since: deleted by
-    /// another client, or with its type. No cache has ever held such an object, so that no event
-    /// reports its deletion.
-    pub(in crate::controller) fn with_deleted_reads(
-        &self,
-        statuses: &InputStatuses,
-    ) -> Vec<Request> {
-        let (mut state, mut is_behind, mut with_deleted_reads) = (self.state(), false, Vec::new());
-        for (request, writes) in state.open.iter_mut().filter(|(_, writes)| writes.live) {
-            let mut is_deleted = false;
-            for (target, expected) in &mut writes.targets {
-                let caches = target.caches(statuses);
-                is_deleted |= expected.detach(&caches);
-                for cache in &caches {
-                    match expected.reached(target, cache) {
-                        ReadComparison::Behind => is_behind = true,
-                        ReadComparison::Deleted => is_deleted = true,
-                        ReadComparison::Current => {}
-                    }
-                }
-            }
-            if is_deleted {
-                with_deleted_reads.push(request.clone());
-            }
-        }
-        state.recheck = is_behind.then(|| Instant::now() + RECHECK);
-        with_deleted_reads
     }
 
     fn add(
@@ -239,23 +190,17 @@ impl UnconfirmedWrites {
         write: &WriteRequest,
         end: WriteEnd,
     ) {
-        let (unknown, response) = match end {
+        let (unknown, reply) = match end {
             WriteEnd::Answered(body) => (false, WriteReply::decode(write.method(), &body)),
             WriteEnd::Unknown => (true, WriteReply::default()),
         };
-        let is_own = cluster.is_none();
-        let target = Target::of(write, cluster, response.name);
+        let target = Target::of(write, cluster, reply.name);
         let mut state = self.state();
-        let now = Instant::now();
-        state.latest = Some(now);
-        state.expiry.get_or_insert(now + RETENTION);
         for request in requests {
-            let writes = state.open.entry(request).or_default();
+            let writes = state.writes_of(request);
             writes.unknown |= unknown;
-            // A write without a target may have changed it, too.
-            writes.own_object |= unknown && is_own;
             if let Some(target) = &target {
-                writes.expect(target.clone(), Expectation::new(response.state.clone()));
+                writes.expect(target.clone(), Expectation::new(reply.state.clone()));
             }
         }
     }
@@ -265,32 +210,37 @@ impl UnconfirmedWrites {
     }
 }
 
+impl TrackedWrites {
+    /// Returns the writes of a request, to be changed.
+    fn writes_of(&mut self, request: Request) -> &mut RequestWrites {
+        let (targets, since) = (BTreeMap::new(), Instant::now());
+        self.expiry.get_or_insert(since + RETENTION);
+        let new = RequestWrites { targets, unknown: false, behind: None, since };
+        self.open.entry(request).or_insert(new)
+    }
+}
+
 impl Reconciling {
     /// Returns whether the outcome of an earlier write is unknown.
     pub(in crate::controller) fn has_unknown(&self) -> bool {
         self.writes.as_ref().is_some_and(|writes| writes.unknown)
     }
 
-    /// Compares the caches of a run with the answered writes, and forgets those that the caches
-    /// hold. Returns an error as [`Reconciling::confirm`] would, if that is certain without a read
-    /// of the server.
+    /// Compares the caches of a run with the writes, up to the first that one of them lacks, and
+    /// forgets those that all of them hold. Returns an error as [`Reconciling::confirm`] would, if
+    /// that is certain without a read of the server.
     pub(in crate::controller) fn behind(&mut self, statuses: &InputStatuses) -> Option<Behind> {
-        let writes = self.writes.as_mut().filter(|writes| !writes.own_object)?;
-        let count = writes.targets.len();
-        let why = writes.answers_behind(statuses);
-        if why.is_none() && writes.targets.len() != count {
-            writes.behind = None;
-        }
-        why.map(|why| writes.behind(why, count))
+        let writes = self.writes.as_mut()?;
+        let (target, lacking) = writes.first_missing(Bound::Unbounded, statuses)?;
+        writes.not_due(&target, &lacking).map(|why| writes.wait(why))
     }
 
-    /// Compares the caches of a run with the unconfirmed writes, and forgets those that the caches
-    /// hold. Returns live reads of the others, by cache. The client is called for if the server has
-    /// to be read.
+    /// Compares the caches of a run with the writes, and forgets those that the caches hold. The
+    /// client is called for if the server has to be read.
     ///
     /// # Errors
     ///
-    /// [`Behind`] while a cache does not hold one of them yet, or the server cannot be read.
+    /// [`Behind`] while a cache does not hold one of them, or the server cannot be read.
     ///
     /// # Cancel safety
     ///
@@ -299,38 +249,13 @@ impl Reconciling {
         &mut self,
         statuses: &InputStatuses,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
-        primaries: &[TypeRef],
-    ) -> Result<Overlays, Behind> {
-        let Some(writes) = &mut self.writes else { return Ok(Overlays::default()) };
-        let primary = primaries.get(self.request.primary);
-        // Without a primary type a request names no object, such as one of a custom key.
-        writes.own_object &= primary.is_some();
-        let attached = primary.and_then(|primary| statuses.attached(None, primary));
-        if let Some(attached) = attached.filter(|_| writes.own_object) {
-            writes.own_object = false;
-            let own = Target::of_request(&self.request, &attached.current());
-            writes.expect(own, Expectation::new(None));
-        }
-        let count = writes.targets.len();
-        let Confirmed { overlays, unread } = match writes.confirm(statuses, client).await {
-            Ok(confirmed) => confirmed,
-            Err(why) => return Err(writes.behind(why, count)),
-        };
-        // Every outcome is known, unless another cluster could not be read. What a cache lacks is
-        // compared again before the next reconcile.
-        let unknown = writes.unknown && unread;
-        let targets = mem::take(&mut writes.targets);
-        // Before its type is listed, the request's own object cannot be compared.
-        let own_object = writes.own_object;
-        let live = !targets.is_empty();
-        self.writes = (live || own_object).then(|| RequestWrites {
-            targets,
-            live,
-            own_object,
-            unknown: own_object || unknown,
-            ..RequestWrites::default()
-        });
-        Ok(overlays)
+    ) -> Result<(), Behind> {
+        let Some(writes) = &mut self.writes else { return Ok(()) };
+        let confirmed = writes.confirm(statuses, client).await;
+        confirmed.map_err(|why| writes.wait(why))?;
+        // Writes to another cluster that could not be read stay.
+        self.writes.take_if(|writes| writes.targets.is_empty());
+        Ok(())
     }
 
     /// Runs a reconcile, and attributes its writes to this request.
@@ -340,6 +265,11 @@ impl Reconciling {
 }
 
 impl RequestWrites {
+    /// Returns whether the writes are kept although no reconcile requests them.
+    fn is_retained(&self) -> bool {
+        self.since.elapsed() < RETENTION
+    }
+
     fn expect(&mut self, target: Target, new: Expectation) {
         match self.targets.entry(target) {
             Vacant(vacant) => {
@@ -349,77 +279,86 @@ impl RequestWrites {
         }
     }
 
-    /// Returns the wait for the caches. `count` is the number of targets before the comparison: the
-    /// wait restarts whenever a cache has caught up with one.
-    fn behind(&mut self, why: Unconfirmed, count: usize) -> Behind {
-        if self.targets.len() != count {
-            self.behind = None;
-        }
-        // From the elapsed time, not by `doubled`: an event of the request adds comparisons, which
-        // must not lengthen the pause.
+    /// Returns the wait for the caches.
+    fn wait(&mut self, why: Unconfirmed) -> Behind {
+        // From the elapsed time: an event of the request adds comparisons, which must not lengthen
+        // the pause.
         let waited = self.behind.get_or_insert_with(Instant::now).elapsed();
         Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) }
     }
 
-    /// Compares the targets in sequence, until a cache is behind or a read may be due, and removes
-    /// those that the caches hold.
-    fn answers_behind(&mut self, statuses: &InputStatuses) -> Option<Unconfirmed> {
-        while let Some(first) = self.targets.first_entry() {
-            let (target, expected) = (first.key(), first.get());
-            for cache in target.caches(statuses) {
-                if target.may_be_in(&cache) {
-                    match expected.answered_in(target, &cache)? {
-                        AnswerCheck::Held => {}
-                        AnswerCheck::Behind(why) => return Some(why),
-                    }
-                }
+    /// Returns the first target that some caches lack, with these caches, and forgets those before
+    /// it.
+    fn first_missing(
+        &mut self,
+        after: Bound<&Target>,
+        statuses: &InputStatuses,
+    ) -> Option<(Target, Vec<Attached>)> {
+        while let Some((target, expected)) = self.targets.range((after, Bound::Unbounded)).next() {
+            let mut lacking = target.caches(statuses);
+            lacking.retain(|cache| !expected.is_held(target, cache));
+            let target = target.clone();
+            if !lacking.is_empty() {
+                return Some((target, lacking));
             }
-            first.remove();
+            self.targets.remove(&target);
         }
         None
     }
 
-    /// Compares the targets in sequence, until a cache is behind, and keeps those that were read
-    /// live. A collection is read once, and is then replaced by those of its objects that the
-    /// caches lack, which follow it in the order of the targets.
+    /// Returns an error if the server is not to be read for a target yet.
+    fn not_due(&self, target: &Target, lacking: &[Attached]) -> Option<Unconfirmed> {
+        // A collection is read at once.
+        let (key, cache) = (target.key()?, lacking.first()?);
+        let resource = || cache.served.identity.clone();
+        (!self.targets[target].is_due()).then(|| Unconfirmed::Behind { resource: resource(), key })
+    }
+
     async fn confirm(
         &mut self,
         statuses: &InputStatuses,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
-    ) -> Result<Confirmed, Unconfirmed> {
-        let (mut overlays, mut after) = (Overlays::default(), Bound::Unbounded);
-        let mut unread = false;
-        while let Some((target, expected)) =
-            self.targets.range_mut((after, Bound::Unbounded)).next()
+    ) -> Result<(), Unconfirmed> {
+        let mut unread = None;
+        while let Some((target, lacking)) =
+            self.first_missing(unread.as_ref().map_or(Bound::Unbounded, Bound::Excluded), statuses)
         {
-            let (target, mut missing, mut is_open) = (target.clone(), Vec::new(), false);
-            for cache in target.caches(statuses) {
-                if target.may_be_in(&cache) {
-                    match expected.check(&target, &cache, &client).await {
-                        Ok(ExpectationCheck::Held) => {}
-                        Ok(ExpectationCheck::Missing(objects)) => missing.extend(objects),
-                        Ok(ExpectationCheck::Live(key, object)) => {
-                            let of_cluster = overlays.entry(cache.cluster()).or_default();
-                            of_cluster.entry(cache.key).or_default().insert(key, object);
-                            is_open = true;
-                        }
-                        // Another cluster that does not answer delays no work for the others.
-                        Err(Unconfirmed::Unread { .. }) if target.cluster.is_some() => {
-                            (is_open, unread) = (true, true);
-                        }
-                        Err(why) => return Err(why),
-                    }
+            match self.read(&target, &lacking, &client).await {
+                // Another cluster that does not answer delays no work for the others.
+                Err(Unconfirmed::Unread { .. }) if target.cluster.is_some() => {
+                    unread = Some(target);
                 }
+                read => read?,
             }
-            if !is_open {
-                self.targets.remove(&target);
-            }
-            for (key, state) in missing {
-                self.expect(target.object(key), Expectation::new(Some(state)));
-            }
-            after = Bound::Excluded(target);
         }
-        Ok(Confirmed { overlays, unread })
+        Ok(())
+    }
+
+    /// Reads a target from the server for the caches that lack it. From then on, they have to hold
+    /// what was read.
+    async fn read(
+        &mut self,
+        target: &Target,
+        lacking: &[Attached],
+        client: impl Fn(Option<&ForeignCluster>) -> Client,
+    ) -> Result<(), Unconfirmed> {
+        if let Some(early) = self.not_due(target, lacking) {
+            return Err(early);
+        }
+        let mut found = Vec::new();
+        for cache in lacking {
+            let client = client(cache.foreign.as_ref());
+            let missing = read::missing(target, cache, &client).await.map_err(|source| {
+                Unconfirmed::Unread { resource: cache.served.identity.clone(), source }
+            })?;
+            found.extend(missing.into_iter().map(|(key, state)| (key, cache.key.clone(), state)));
+        }
+        let Some(written) = self.targets.remove(target) else { return Ok(()) };
+        for (key, cache, state) in found {
+            let expected = self.targets.entry(target.object(key));
+            expected.or_insert_with(|| written.to_read()).expect_in(cache, state);
+        }
+        Ok(())
     }
 }
 
@@ -436,18 +375,13 @@ impl Drop for Reconciling {
         let mut state = self.unconfirmed.state();
         state.active.remove(&self.request);
         if let Some(writes) = self.writes.take() {
-            let open = state.open.entry(self.request.clone()).or_default();
+            let open = state.writes_of(self.request.clone());
             for (target, expected) in writes.targets {
                 // The entry of a newer write wins: it has changed the object since.
                 open.targets.entry(target).or_insert(expected);
             }
             open.unknown |= writes.unknown;
-            open.own_object |= writes.own_object;
             open.behind = writes.behind;
-            open.live |= writes.live;
-            if open.live {
-                state.recheck.get_or_insert_with(|| Instant::now() + RECHECK);
-            }
         }
     }
 }

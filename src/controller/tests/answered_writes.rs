@@ -11,8 +11,10 @@ use crate::testing::Action;
 
 /// Longest time between two reconciles that nothing delays.
 const SOON: Duration = Duration::from_millis(20);
-/// Longest wait for a cache while the server answers.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Time after which the written object has been read from the server once.
+const SOON_READ: Duration = Duration::from_secs(8);
+/// Longest wait once the watch is back, or the type is gone.
+const LONGEST_WAIT: Duration = Duration::from_secs(6);
 
 /// Reconciler that deletes each part in its cache that is not terminating.
 struct Deleter {
@@ -38,29 +40,33 @@ impl Reconciler for Deleter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_a_cache_lacks_for_seconds_is_read_from_the_server_instead() {
+async fn request_waits_for_as_long_as_the_watch_of_its_write_is_down() {
     for apart in [false, true] {
         let harness = Harness::with_maker(apart).await;
         let silence = harness.server.withhold("parts");
         harness.server.apply(widget("a", "a"));
         assert_eq!(harness.log().await, ["ns/a 0 false"]);
-        let before = lists(&harness.server);
 
         harness.server.apply(widget("a", "a"));
-        sleep(LONGEST_WAIT).await;
-        assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
-        assert_eq!(lists(&harness.server) - before, 1, "by its name");
+        sleep(SOON_READ).await;
+        assert_eq!(harness.log().await, [""; 0], "{apart}");
+        assert_eq!(reads(&harness.server), 1);
+        let error = harness.status().report.last_error.clone().unwrap();
+        assert!(error.starts_with("ns/a: ") && error.contains("does not hold"), "{error}");
 
-        // Writes that no cache has shown are kept for as long as the watch is down.
-        for wait in [0, 1, 3600] {
-            sleep(Duration::from_secs(wait)).await;
+        // Longer than a write is kept that no reconcile requests.
+        for _ in 0..60 {
             harness.server.apply(widget("a", "a"));
-            sleep(LONGEST_WAIT).await;
-            assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}, {wait}");
+            sleep(Duration::from_secs(60)).await;
         }
-        assert_eq!(harness.server.creations(), 1);
+        assert_eq!(harness.log().await, [""; 0], "{apart}");
+        assert!((60..=64).contains(&reads(&harness.server)), "{}", reads(&harness.server));
         harness.server.release("parts", silence);
         sleep(Duration::from_secs(30)).await;
+
+        assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
+        assert_eq!((harness.server.creations(), harness.server.count("Part")), (1, 1));
+        assert_eq!(harness.status().report.last_error, None);
         let before = lists(&harness.server);
         harness.server.apply(widget("a", "a"));
         assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
@@ -70,56 +76,68 @@ async fn object_that_a_cache_lacks_for_seconds_is_read_from_the_server_instead()
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_is_changed_while_it_is_read_live_is_read_again() {
+async fn requests_that_wrote_nothing_do_not_wait_for_a_watch_that_is_down() {
     let harness = Harness::with_maker(false).await;
-    let silence = harness.server.withhold("parts");
+    let _silence = harness.server.withhold("parts");
     harness.server.apply(widget("a", "a"));
+    harness.server.apply(widget("a", "b"));
     assert_eq!(harness.log().await, ["ns/a 0 false"]);
-    harness.server.apply(widget("a", "a"));
-    sleep(LONGEST_WAIT).await;
-    assert_eq!(harness.log().await, ["ns/a 1 false"]);
 
-    harness.server.delete_all("Part");
-    sleep(LONGEST_WAIT).await;
-    harness.server.apply(widget("a", "a"));
-    sleep(LONGEST_WAIT).await;
+    for mark in ["a", "b"] {
+        harness.server.apply(widget("idle", mark));
 
-    assert_eq!(harness.log().await, ["ns/a 0 false"], "another client has deleted it");
-    assert_eq!((harness.server.creations(), harness.server.count("Part")), (2, 1));
-    harness.server.release("parts", silence);
+        assert_eq!(harness.log().await, ["ns/idle 0 false"]);
+    }
     harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_was_read_live_and_deleted_by_another_client_meanwhile_is_created_again() {
-    // Shorter and longer than the content of a live read is kept.
-    for (apart, hours) in [(false, 0), (true, 0), (false, 2)] {
-        let harness = Harness::with_maker(apart).await;
+async fn object_that_another_client_deletes_while_the_watch_is_down_is_created_again() {
+    for hours in [0, 2] {
+        let harness = Harness::with_maker(false).await;
         let silence = harness.server.withhold("parts");
         harness.server.apply(widget("a", "a"));
         assert_eq!(harness.log().await, ["ns/a 0 false"]);
         harness.server.apply(widget("a", "a"));
-        sleep(LONGEST_WAIT).await;
-        assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
-
-        sleep(hours * Duration::from_secs(3600)).await;
+        sleep(SOON_READ + hours * Duration::from_secs(3600)).await;
+        assert_eq!(harness.log().await, [""; 0], "{hours}");
 
         // No cache has ever held the part, so that no watch delivers its deletion.
         harness.server.delete_all("Part");
-        harness.server.release("parts", silence);
-        sleep(Duration::from_secs(60)).await;
+        sleep(Duration::from_secs(70)).await;
 
-        assert_eq!(harness.log().await, ["ns/a 0 false"], "{apart} {hours}");
-        assert_eq!(harness.server.count("Part"), 1);
+        assert_eq!(harness.log().await, ["ns/a 0 false"], "{hours}");
+        assert_eq!((harness.server.creations(), harness.server.count("Part")), (2, 1));
+        harness.server.release("parts", silence);
         sleep(Duration::from_secs(3600)).await;
         let log = harness.log().await;
         assert!(log.len() <= 1, "reconciled by the event of its own create: {log:?}");
+        assert_eq!(harness.server.creations(), 2);
         harness.shutdown().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_was_read_live_is_gone_with_its_type_although_no_cache_held_it() {
+async fn request_continues_with_the_watch_although_the_written_object_is_gone() {
+    let harness = Harness::with_maker(false).await;
+    let silence = harness.server.withhold("parts");
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!(harness.log().await, [""; 0]);
+
+    harness.server.delete_all("Part");
+    harness.server.release("parts", silence);
+    sleep(LONGEST_WAIT).await;
+
+    assert_eq!(harness.log().await[0], "ns/a 0 false");
+    assert_eq!((harness.server.creations(), harness.server.count("Part")), (2, 1));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_waits_no_longer_for_a_type_that_is_gone() {
     for returns in [false, true] {
         let harness = Harness::new();
         harness.install("Widget");
@@ -143,14 +161,14 @@ async fn object_that_was_read_live_is_gone_with_its_type_although_no_cache_held_
         harness.server.apply(widget("a", "a"));
         assert_eq!(harness.log().await, ["ns/a Some(0)"]);
         harness.server.apply(widget("a", "a"));
-        sleep(LONGEST_WAIT).await;
-        assert_eq!(harness.log().await, ["ns/a Some(1)"], "{returns}");
+        sleep(SOON_READ).await;
+        assert_eq!(harness.log().await, [""; 0], "{returns}");
 
         harness.server.uninstall("parts");
         if returns {
             harness.install("Part");
         }
-        sleep(Duration::from_secs(60)).await;
+        sleep(LONGEST_WAIT).await;
 
         let log = harness.log().await;
         match returns {
@@ -166,6 +184,12 @@ async fn object_that_was_read_live_is_gone_with_its_type_although_no_cache_held_
         assert!(log.len() <= 1, "reconciled by the event of its own create: {log:?}");
         harness.shutdown().await;
     }
+}
+
+/// Returns the number of reads of a part by its name.
+fn reads(server: &Server) -> usize {
+    let queries = server.list_queries("parts");
+    queries.iter().filter(|query| query.contains("metadata.name")).count()
 }
 
 /// Returns the number of list requests of both types.
@@ -194,7 +218,7 @@ async fn reconcile_waits_until_the_cache_holds_an_answered_create() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_response_costs_one_list_of_its_collection_and_one_of_the_own_object() {
+async fn lost_response_costs_one_list_of_its_collection() {
     let harness = Harness::with_maker(false).await;
     let (parts, widgets) = (harness.server.lists("parts"), harness.server.lists("widgets"));
     harness.server.mishap(Action::Lose);
@@ -209,15 +233,12 @@ async fn lost_response_costs_one_list_of_its_collection_and_one_of_the_own_objec
 
     assert_eq!(harness.log().await, ["ns/a 0 false", "ns/a 1 true"]);
     assert_eq!(harness.server.list_queries("parts")[parts..], ["&limit=500"]);
-    assert_eq!(
-        harness.server.list_queries("widgets")[widgets..],
-        ["&fieldSelector=metadata.name%3Da"]
-    );
+    assert_eq!(harness.server.lists("widgets"), widgets);
     harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_the_selectors_of_a_cache_exclude_costs_one_read_after_a_second() {
+async fn object_that_the_selectors_of_a_cache_exclude_costs_one_read_after_seconds() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.install("Part");
@@ -228,11 +249,30 @@ async fn object_that_the_selectors_of_a_cache_exclude_costs_one_read_after_a_sec
     let before = lists(&harness.server);
 
     harness.server.apply(widget("a", "a"));
-    assert_eq!(harness.log().await, [""; 0]);
-    sleep(Duration::from_millis(1500)).await;
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!((harness.log().await, lists(&harness.server)), (Vec::new(), before));
+    sleep(SOON_READ).await;
 
     assert_eq!(harness.log().await, ["ns/a 0 false"]);
     assert_eq!(lists(&harness.server) - before, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_in_a_namespace_that_no_cache_has_is_not_waited_for() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let builder = builder().for_type(widgets()).owns_type(parts()).namespace("elsewhere");
+    harness.make(builder, false).await;
+    let before = lists(&harness.server);
+
+    for mark in ["a", "b"] {
+        harness.server.apply(widget("a", mark));
+
+        assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    }
+    assert_eq!(lists(&harness.server), before);
     harness.shutdown().await;
 }
 
@@ -255,11 +295,10 @@ async fn reconcile_waits_until_the_cache_lacks_an_object_that_it_deleted() {
     sleep(Duration::from_millis(500)).await;
 
     assert_eq!(harness.log().await, [""; 0]);
-    sleep(LONGEST_WAIT).await;
-    assert_eq!(harness.log().await, ["ns/a "], "as the server says");
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(harness.log().await, [""; 0]);
     harness.server.release("parts", silence);
     sleep(Duration::from_secs(30)).await;
-    harness.server.apply(widget("a", "a"));
     assert_eq!(harness.log().await, ["ns/a "]);
     assert_eq!(harness.status().report.last_error, None);
     harness.shutdown().await;

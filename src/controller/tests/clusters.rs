@@ -139,18 +139,17 @@ async fn reconcile_waits_until_the_cache_of_another_cluster_holds_what_it_wrote(
         }
         harness.server.apply(widget("a", "a"));
         sleep(Duration::from_secs(5)).await;
-        let expected = ["ns/a here 0, there 0", "ns/a here 0, there 1"];
-        assert_eq!(harness.log().await, expected[..=usize::from(lost)]);
+        assert_eq!(harness.log().await, ["ns/a here 0, there 0"]);
 
         harness.server.apply(widget("a", "b"));
-        sleep(Duration::from_secs(5)).await;
+        sleep(Duration::from_secs(60)).await;
 
-        assert_eq!(harness.log().await, ["ns/a here 0, there 1"], "{lost}");
+        assert_eq!(harness.log().await, [""; 0], "{lost}");
         assert_eq!((server.creations(), server.count("Part")), (1, 1), "{lost}");
         assert_eq!(harness.server.lists("parts"), lists, "the own cluster is not read: {lost}");
         server.release("parts", silence);
         sleep(Duration::from_secs(60)).await;
-        harness.log().await;
+        assert_eq!(harness.log().await, ["ns/a here 0, there 1"], "{lost}");
         harness.server.apply(widget("a", "c"));
         assert_eq!(harness.log().await, ["ns/a here 0, there 1"], "{lost}");
         harness.stop.cancel();
@@ -199,9 +198,10 @@ async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
     server.remove(down);
     harness.server.apply(widget("a", "c"));
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    assert_eq!(harness.log().await, [""; 0], "the outcome is known, and the cache is behind");
     server.release("parts", silence);
     sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a 1 true"]);
     harness.server.apply(widget("a", "d"));
     sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.log().await, ["ns/a 1 false"]);

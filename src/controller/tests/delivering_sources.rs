@@ -238,12 +238,13 @@ async fn reconcile_waits_until_the_cache_of_a_custom_source_holds_what_it_wrote(
     assert_eq!(harness.log().await, ["ns/a 0"]);
 
     harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.log().await, [""; 0]);
-    sleep(Duration::from_secs(5)).await;
+    harness.server.release("parts", silence);
+    sleep(Duration::from_secs(30)).await;
 
     assert_eq!(harness.log().await, ["ns/a 1"]);
     assert_eq!(harness.server.creations(), 1);
-    harness.server.release("parts", silence);
     harness.shutdown().await;
 }
 

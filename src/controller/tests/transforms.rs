@@ -4,7 +4,6 @@ use tokio::time::timeout;
 
 use super::{
     typed::{Part, Widget},
-    unknown_outcome::make,
     *,
 };
 use crate::informer::{InformerStatus, ObjectKey, Projection, Transform};
@@ -124,46 +123,6 @@ async fn transform_of_bare_keys_is_an_error_of_the_build() {
         "widgets: keys_only keeps no content to transform of widgets.example.com/v1; call \
          metadata_only instead"
     );
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn object_that_is_read_live_is_transformed_like_a_cached_one() {
-    let harness = Harness::new();
-    harness.install("Widget");
-    harness.install("Part");
-    let log = Arc::clone(&harness.log);
-    let reconcile = move |request: Request, context: Context| {
-        let log = Arc::clone(&log);
-        async move {
-            let store = context.store(&parts())?;
-            let parts: Result<Vec<Value>, _> =
-                store.list()?.iter().map(|part| part.decode()).collect();
-            let sizes: Vec<_> = parts?.iter().map(|part| part["spec"]["size"].clone()).collect();
-            log.lock().unwrap().push(Value::from(sizes.clone()).to_string());
-            if sizes.is_empty() {
-                make(context.client().clone(), request.name.to_string()).await?;
-            }
-            Ok(Outcome::Done)
-        }
-    };
-    let described = builder().for_type(widgets()).owns_type(parts()).whole().transform(resize(7));
-    let controller = Arc::new(described.build(&harness.cluster, reconcile).unwrap());
-    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
-    harness.state(ControllerState::Running).await;
-    let silence = harness.server.withhold("parts");
-    harness.server.apply(widget("a", "a"));
-    assert_eq!(harness.log().await, ["[]"]);
-
-    harness.server.apply(widget("a", "a"));
-    // Longer than a reconcile waits for the cache before it reads live.
-    sleep(Duration::from_secs(5)).await;
-
-    assert_eq!(harness.log().await, ["[7]"]);
-    harness.server.release("parts", silence);
-    sleep(Duration::from_secs(30)).await;
-    harness.server.apply(widget("a", "a"));
-    assert_eq!(harness.log().await, ["[7]"], "from the cache");
     harness.shutdown().await;
 }
 

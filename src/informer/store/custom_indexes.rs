@@ -57,8 +57,9 @@ impl CustomIndexes {
     }
 
     /// Returns an index of a subscriber, with its objects.
-    pub(super) fn get(&self, id: SubscriberId, name: &str) -> Option<&(Index, Buckets)> {
-        self.subscribers.get(&id)?.indexes.iter().find(|(index, _)| index.name() == name)
+    pub(super) fn get(&self, id: SubscriberId, name: &str) -> Option<&Buckets> {
+        let mut indexes = self.subscribers.get(&id)?.indexes.iter();
+        indexes.find(|(index, _)| index.name() == name).map(|(_, buckets)| buckets)
     }
 
     /// Removes the indexes of a subscriber. They are not to be dropped under the store's lock.

@@ -13,12 +13,10 @@ impl Store {
 
     /// Returns the whole objects that name `uid` as an owner, controller or not, by index.
     pub fn owned_by(&self, uid: &str) -> Vec<Object> {
-        let owns = |object: &Object| object.header().owners.iter().any(|owner| *owner.uid == *uid);
         self.of_parts(|store| {
             let state = store.read();
             let owned = state.objects.owned_by(uid).iter();
-            let owned = owned.filter(|object| store.keeps(object)).cloned().collect();
-            store.updated(&state, owned, |object| owns(object) && store.keeps(object))
+            owned.filter(|object| store.keeps(object)).cloned().collect()
         })
     }
 
@@ -33,9 +31,6 @@ impl Store {
             let owned = state.objects.owned_by(uid).iter();
             let mut found: Vec<_> = owned.filter(|object| is_own(object)).cloned().collect();
             found.extend(orphans.iter().flat_map(|it| state.objects.concerned_by(it)));
-            let is_orphan =
-                |it: &Object| orphans.as_ref().is_some_and(|of| of.concerns(it.header()));
-            let found = store.updated(&state, found, |it| is_own(it) || is_orphan(it));
             drop(state);
             found.into_iter().map(|object| store.view(object)).collect()
         })
@@ -55,7 +50,6 @@ impl Store {
         self.of_parts(|store| {
             let state = store.read();
             let found = state.objects.concerned_by(interest);
-            let found = store.updated(&state, found, |object| interest.concerns(object.header()));
             drop(state);
             found.into_iter().map(|object| store.view(object)).collect()
         })

@@ -1,153 +1,84 @@
-//! Expectation: what a cache must hold of a written object.
+//! Expectation: what the caches must hold of a written object.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use kube::Client;
 use tokio::time::Instant;
 
-use super::{
-    read::{self, ReadError},
-    state::{Comparison, ObjectState},
-    target::Target,
-};
+use super::target::Target;
 use crate::{
-    controller::{foreign_cluster::ForeignCluster, run::input_status::Attached},
-    informer::{InformerKey, LiveObject, Object, ObjectKey},
-    kind::{TypeIdentity, VersionOrder},
-    manager::retry_after,
+    controller::run::input_status::Attached,
+    informer::{InformerKey, Object, ObjectKey},
+    kind::{VersionOrder, is_included},
 };
 
-/// Time after a write for which a cache may be behind, and time between two reads. Then the object
-/// is read from the server, for three cases: the watch is down, the selectors of the cache exclude
-/// the object, or another client has deleted it.
-const READ_DELAY: Duration = Duration::from_secs(1);
+/// Time after a write from which the server is read for a cache that lacks it, 5 s. A watch that is
+/// up delivers the change much earlier. It never delivers an object that the selectors of the cache
+/// exclude, or that another client has changed or deleted meanwhile.
+pub(super) const READ_DELAY: Duration = Duration::from_secs(5);
+/// Longest time between two reads, a minute. A cache may never reach what was read: an opaque
+/// version may pass unseen, and a restored server has older versions.
+const LONGEST_READ_DELAY: Duration = Duration::from_secs(60);
 
-/// Expected state of a written object or collection.
+/// Expectation of a written object or collection.
 #[derive(Debug)]
 pub(super) struct Expectation {
-    // State in the response; `None` if the server must be read.
-    pub(super) answered: Option<ObjectState>,
-    // Live reads newer than the response, by cache, since each applies the selectors of one.
-    reads: HashMap<InformerKey, LiveRead>,
+    expected: Expected,
+    // Time of the write.
     since: Instant,
+    // Time from which the server is read.
+    due: Instant,
 }
 
 #[derive(Debug)]
-struct LiveRead {
-    state: ObjectState,
-    // `None` once its objects are dropped.
-    at: Option<Instant>,
-    // Cached object before the read.
-    cached: Option<Object>,
+enum Expected {
+    /// Outcome that is unknown until the server is read.
+    Unknown,
+    /// State in the response, for every cache.
+    Written(ObjectState),
+    /// State in a read of the server, for each cache that lacked the object then: a read applies the
+    /// selectors of its cache.
+    Read(HashMap<InformerKey, ObjectState>),
 }
 
-/// Result of the comparison of a cache with an expectation.
-#[derive(Debug)]
-pub(super) enum ExpectationCheck {
-    /// The cache holds the write.
-    Held,
-    /// The cache lacks these objects of a collection.
-    Missing(Vec<(ObjectKey, ObjectState)>),
-    /// The cache is behind the object, which the reconcile reads from here.
-    Live(ObjectKey, LiveObject),
-}
-
-/// Result of the comparison of a cache with the response to a write.
-#[derive(Debug)]
-pub(super) enum AnswerCheck {
-    /// The cache holds the write.
-    Held,
-    /// The write was a moment ago, and the cache is behind it.
-    Behind(Unconfirmed),
-}
-
-/// Comparison of a cache with the last live read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadComparison {
-    /// The cache has not reached the version of the read.
-    Behind,
-    /// The cache has reached it, or there was no read.
-    Current,
-    /// The cache has reached it, and lacks the object that was read.
-    Deleted,
-}
-
-/// Error: the caches could not be shown to hold a write.
-#[derive(Debug, thiserror::Error)]
-pub(in crate::controller) enum Unconfirmed {
-    /// Wait for the watch to deliver the change.
-    #[error("the cache of {resource} does not hold the last write of {key} yet")]
-    Behind { resource: TypeIdentity, key: ObjectKey },
-    /// Fix what the reason names; the read is retried.
-    #[error("{resource} cannot be read from the server: {source}")]
-    Unread { resource: TypeIdentity, source: ReadError },
-}
-
-impl Unconfirmed {
-    /// Returns the wait that the server requested if it could not be read; zero if it requested
-    /// none.
-    pub(super) fn unanswered(&self) -> Option<Duration> {
-        match self {
-            Self::Behind { .. } => None,
-            Self::Unread { source: ReadError::Server(kube::Error::Api(status)), .. } => {
-                Some(retry_after(status).unwrap_or_default())
-            }
-            Self::Unread { .. } => Some(Duration::ZERO),
-        }
-    }
+/// State of an object on the server.
+#[derive(Clone, Debug)]
+pub(super) enum ObjectState {
+    /// The object exists at a version.
+    Stored { uid: Arc<str>, version: Arc<str> },
+    /// The object has been deleted, so that it is gone or terminating.
+    Deleted { uid: Arc<str> },
+    /// A read at this version did not find the object.
+    Absent { version: Arc<str> },
+    /// The object exists, but cannot be decoded, so that no cache has its current state.
+    Unreadable,
 }
 
 impl Expectation {
     /// Creates the expectation of a write; without a state, the server has to be read.
-    pub(super) fn new(answered: Option<ObjectState>) -> Self {
-        Self { answered, reads: HashMap::new(), since: Instant::now() }
-    }
-
-    /// Returns the time since the write.
-    pub(super) fn age(&self) -> Duration {
-        self.since.elapsed()
-    }
-
-    /// Drops the objects that were read, and keeps their versions, which show whether a cache has
-    /// reached a read. The next check reads them again.
-    pub(super) fn forget_reads(&mut self) {
-        self.reads.retain(|_, read| {
-            (read.at, read.cached) = (None, None);
-            match &mut read.state {
-                ObjectState::Stored { version, content, .. } => {
-                    *content = None;
-                    !version.is_empty()
-                }
-                ObjectState::Deleted { .. }
-                | ObjectState::Absent { .. }
-                | ObjectState::Unreadable => false,
+    pub(super) fn new(state: Option<ObjectState>) -> Self {
+        let since = Instant::now();
+        match state {
+            None => Self { expected: Expected::Unknown, since, due: since },
+            Some(state) => {
+                Self { expected: Expected::Written(state), since, due: since + READ_DELAY }
             }
-        });
-    }
-
-    /// Drops the reads for caches other than these, such as those of a type that is gone. Returns
-    /// whether one of them had found the object.
-    pub(super) fn detach(&mut self, caches: &[Attached]) -> bool {
-        let of_others =
-            |key: &InformerKey, _: &mut LiveRead| caches.iter().all(|it| it.key != *key);
-        let detached = self.reads.extract_if(of_others);
-        let found = |(_, read): &(_, LiveRead)| matches!(read.state, ObjectState::Stored { .. });
-        detached.filter(found).count() > 0
-    }
-
-    /// Compares a cache with the last read for it, which is dropped once the cache has reached it.
-    pub(super) fn reached(&mut self, target: &Target, cache: &Attached) -> ReadComparison {
-        let (Some(key), Some(read)) = (target.key(), self.reads.get(&cache.key)) else {
-            return ReadComparison::Current;
-        };
-        if read.state.compare(&key, cache) != Comparison::Held {
-            return ReadComparison::Behind;
         }
-        let was_there = matches!(read.state, ObjectState::Stored { .. });
-        self.reads.remove(&cache.key);
-        match was_there && cache.store.stored(&key).is_none() {
-            true => ReadComparison::Deleted,
-            false => ReadComparison::Current,
+    }
+
+    /// Returns the expectation of what a read of the server has found. The next read is due after as
+    /// long as the wait so far.
+    pub(super) fn to_read(&self) -> Self {
+        let wait = self.since.elapsed().clamp(READ_DELAY, LONGEST_READ_DELAY);
+        let expected = Expected::Read(HashMap::new());
+        Self { expected, since: self.since, due: Instant::now() + wait }
+    }
+
+    /// Adds what a read has found for a cache.
+    pub(super) fn expect_in(&mut self, cache: InformerKey, state: ObjectState) {
+        if let Expected::Read(states) = &mut self.expected {
+            states.insert(cache, state);
+        } else {
+            self.expected = Expected::Read(HashMap::from([(cache, state)]));
         }
     }
 
@@ -156,95 +87,155 @@ impl Expectation {
     /// A target that has to be read stays so. Of two responses to concurrent writes, the newer
     /// version counts, which may not be the one that arrived last.
     pub(super) fn replace(&mut self, new: Self) {
-        let Some(old) = &self.answered else {
-            *self = Self::new(None);
-            return;
+        let is_kept = match (&self.expected, &new.expected) {
+            (Expected::Unknown, _) => true,
+            (Expected::Written(old), Expected::Written(new)) => {
+                VersionOrder::Comparable.is_older(new.version(), old.version())
+            }
+            (Expected::Written(_) | Expected::Read(_), _) => false,
         };
-        let is_older = new
-            .answered
-            .as_ref()
-            .is_some_and(|new| VersionOrder::Comparable.is_older(new.version(), old.version()));
-        if !is_older {
+        if !is_kept {
             *self = new;
         }
     }
 
-    /// Compares a cache with the response, without a read of the server; `None` if one may be due.
-    pub(super) fn answered_in(&self, target: &Target, cache: &Attached) -> Option<AnswerCheck> {
-        let (Some(key), Some(answered)) = (target.key(), &self.answered) else { return None };
-        if self.reads.contains_key(&cache.key) {
-            return None;
-        }
-        match answered.compare(&key, cache) {
-            Comparison::Held => Some(AnswerCheck::Held),
-            Comparison::Behind if self.age() < READ_DELAY => {
-                let resource = cache.served.identity.clone();
-                Some(AnswerCheck::Behind(Unconfirmed::Behind { resource, key }))
-            }
-            Comparison::Behind | Comparison::Undecided => None,
-        }
+    /// Returns whether the server is to be read for the caches that lack the object.
+    pub(super) fn is_due(&self) -> bool {
+        self.due <= Instant::now()
     }
 
-    /// Checks a cache, and reads the server if that is due.
-    ///
-    /// # Errors
-    ///
-    /// The cache is behind a single object that was written a moment ago, or the server cannot be
-    /// read.
-    pub(super) async fn check(
-        &mut self,
-        target: &Target,
-        cache: &Attached,
-        client: impl Fn(Option<&ForeignCluster>) -> Client,
-    ) -> Result<ExpectationCheck, Unconfirmed> {
-        let resource = || cache.served.identity.clone();
-        let unread = |source| Unconfirmed::Unread { resource: resource(), source };
-        let client = || client(cache.foreign.as_ref());
-        let Some(key) = target.key() else {
-            return read::missing(target, cache, &client())
-                .await
-                .map(ExpectationCheck::Missing)
-                .map_err(unread);
+    /// Returns whether a cache holds the object. A collection has no state, and is read.
+    pub(super) fn is_held(&self, target: &Target, cache: &Attached) -> bool {
+        let state = match &self.expected {
+            Expected::Unknown => return false,
+            Expected::Written(state) => state,
+            Expected::Read(states) => match states.get(&cache.key) {
+                Some(state) => state,
+                None => return true,
+            },
         };
-        let (cached, now) = (cache.store.stored(&key), Instant::now());
-        let read = self.reads.get(&cache.key);
-        let known = read.map_or(self.answered.as_ref(), |read| Some(&read.state));
-        let due = match (known.map(|state| state.compare(&key, cache)), read) {
-            (Some(Comparison::Held), _) => return Ok(ExpectationCheck::Held),
-            // Versions do not show whether an event since the read is the later state.
-            (Some(Comparison::Undecided | Comparison::Behind), Some(read))
-                if cache.served.version_order == VersionOrder::Opaque
-                    && !is_same(read.cached.as_ref(), cached.as_ref()) =>
-            {
-                now
-            }
-            (_, Some(read)) => read.at.map_or(now, |at| at + READ_DELAY),
-            (None | Some(Comparison::Undecided), None) => self.since,
-            (Some(Comparison::Behind), None) => self.since + READ_DELAY,
-        };
-        if due <= now {
-            let state = read::object(target, &key, cache, &client()).await.map_err(unread)?;
-            let comparison = state.compare(&key, cache);
-            let read = LiveRead { state, at: Some(Instant::now()), cached };
-            self.reads.insert(cache.key.clone(), read);
-            if comparison == Comparison::Held {
-                return Ok(ExpectationCheck::Held);
-            }
-        }
-        match self.reads.get(&cache.key) {
-            Some(read) if self.age() >= READ_DELAY => {
-                let order = cache.served.version_order;
-                Ok(ExpectationCheck::Live(key, read.state.live(read.cached.clone(), order)))
-            }
-            Some(_) | None => Err(Unconfirmed::Behind { resource: resource(), key }),
+        target.key().is_some_and(|key| state.is_held(&key, cache))
+    }
+
+    /// Version in the response to the write.
+    #[cfg(test)]
+    pub(super) fn written_version(&self) -> Option<&str> {
+        match &self.expected {
+            Expected::Written(state) => Some(state.version()),
+            Expected::Unknown | Expected::Read(_) => None,
         }
     }
 }
 
-/// Returns whether two reads of a cache found the same object in the same version.
-fn is_same(one: Option<&Object>, other: Option<&Object>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => one.is_same_version(other),
-        (one, other) => one.is_none() && other.is_none(),
+impl ObjectState {
+    /// Returns the version; empty if there is none.
+    fn version(&self) -> &str {
+        match self {
+            Self::Stored { version, .. } | Self::Absent { version } => version,
+            Self::Deleted { .. } | Self::Unreadable => "",
+        }
+    }
+
+    /// Returns whether a cache has this state or a newer one.
+    pub(super) fn is_held(&self, key: &ObjectKey, cache: &Attached) -> bool {
+        is_included(self.version(), cache.store.version())
+            || self.is_held_as(cache.store.stored(key).as_ref(), cache.served.version_order)
+    }
+
+    /// Returns whether a cached object shows this state or a newer one. Opaque versions are equal or
+    /// different, so that the cache has to reach the very state.
+    fn is_held_as(&self, cached: Option<&Object>, order: VersionOrder) -> bool {
+        let cached = cached.map(Object::header);
+        match (self, cached) {
+            (Self::Unreadable, _) | (Self::Deleted { .. } | Self::Absent { .. }, None) => true,
+            (Self::Stored { .. }, None) => false,
+            (Self::Deleted { uid }, Some(cached)) => {
+                cached.uid != *uid || cached.deletion_timestamp.is_some()
+            }
+            (Self::Stored { uid, version }, Some(cached)) => {
+                (uid, version) == (&cached.uid, &cached.resource_version)
+                    || order.is_older(version, &cached.resource_version)
+            }
+            (Self::Absent { version }, Some(cached)) => {
+                order.is_older(version, &cached.resource_version)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fixture::widget;
+
+    fn object(uid: &str, version: &str) -> Object {
+        widget(json!({"name": "a", "uid": uid, "resourceVersion": version}))
+    }
+
+    fn stored(uid: &str, version: &str) -> ObjectState {
+        ObjectState::Stored { uid: uid.into(), version: version.into() }
+    }
+
+    fn absent(version: &str) -> ObjectState {
+        ObjectState::Absent { version: version.into() }
+    }
+
+    #[track_caller]
+    fn check(state: ObjectState, cached: Option<Object>, expected: bool) {
+        let is_held = state.is_held_as(cached.as_ref(), VersionOrder::Comparable);
+        assert_eq!(is_held, expected, "{state:?}");
+    }
+
+    #[track_caller]
+    fn check_opaque(state: ObjectState, cached: Option<Object>, expected: bool) {
+        let is_held = state.is_held_as(cached.as_ref(), VersionOrder::Opaque);
+        assert_eq!(is_held, expected, "{state:?}");
+    }
+
+    #[test]
+    fn cache_holds_what_it_has_at_the_same_or_a_newer_version() {
+        check(stored("a", "7"), Some(object("a", "7")), true);
+        check(stored("a", "7"), Some(object("a", "12")), true);
+        check(stored("a", "7"), Some(object("b", "12")), true);
+        check(stored("a", "x"), Some(object("a", "x")), true);
+        check(absent("10"), None, true);
+        // Created after the read.
+        check(absent("10"), Some(object("a", "11")), true);
+        check(ObjectState::Unreadable, Some(object("a", "6")), true);
+    }
+
+    #[test]
+    fn cache_is_behind_what_it_does_not_have() {
+        check(stored("a", "7"), None, false);
+        check(stored("a", "7"), Some(object("a", "6")), false);
+        check(stored("b", "7"), Some(object("a", "6")), false);
+        check(absent("10"), Some(object("a", "6")), false);
+    }
+
+    #[test]
+    fn deleted_object_is_gone_or_terminating() {
+        let deleted = || ObjectState::Deleted { uid: "a".into() };
+        let terminating = json!({
+            "name": "a", "uid": "a", "resourceVersion": "9",
+            "deletionTimestamp": "2020-01-01T00:00:00Z",
+        });
+        check(deleted(), Some(object("a", "7")), false);
+        check(deleted(), Some(widget(terminating)), true);
+        check(deleted(), Some(object("b", "8")), true);
+        check(deleted(), None, true);
+    }
+
+    #[test]
+    fn opaque_versions_are_not_compared() {
+        check_opaque(stored("a", "7"), Some(object("a", "7")), true);
+        check_opaque(stored("a", "7"), Some(object("a", "12")), false);
+        check_opaque(stored("a", "7"), None, false);
+        check_opaque(absent("10"), Some(object("a", "11")), false);
+        check_opaque(absent("10"), None, true);
+        // Without versions, an object of the same uid is the same.
+        check_opaque(stored("a", ""), Some(object("a", "")), true);
+        check_opaque(stored("a", ""), Some(object("b", "")), false);
     }
 }

@@ -14,13 +14,10 @@ use kube::{
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use super::{
-    state::{Comparison, ObjectState},
-    target::Target,
-};
+use super::{expectation::ObjectState, target::Target};
 use crate::{
     controller::run::input_status::Attached,
-    informer::{Object, ObjectKey},
+    informer::{Object, ObjectKey, Store},
     list_page::{ContinueTokens, EndlessList, ListPage},
     manager::request_json,
     redaction,
@@ -51,35 +48,31 @@ pub(in crate::controller) enum ReadError {
     Late(#[from] tokio::time::error::Elapsed),
 }
 
-/// Reads an object.
-pub(super) async fn object(
-    target: &Target,
-    key: &ObjectKey,
-    cache: &Attached,
-    client: &Client,
-) -> Result<ObjectState, ReadError> {
-    let (mut states, version) = list(target, cache, client).await?;
-    Ok(states.remove(key).unwrap_or(ObjectState::Absent { version }))
-}
-
-/// Reads a collection as metadata. Returns the objects that a cache does not hold.
+/// Reads an object, or a collection as metadata. Returns the states that a cache does not hold.
 pub(super) async fn missing(
     target: &Target,
     cache: &Attached,
     client: &Client,
-) -> Result<Vec<(ObjectKey, ObjectState)>, ReadError> {
+) -> Result<HashMap<ObjectKey, ObjectState>, ReadError> {
     let (mut states, version) = list(target, cache, client).await?;
-    let cached = match &target.namespace {
-        Some(namespace) => cache.store.all_in(namespace),
-        None => cache.store.all(),
-    };
-    for cached in cached {
+    for key in cached_keys(target, &cache.store) {
         let absent = || ObjectState::Absent { version: Arc::clone(&version) };
-        states.entry(cached.key().clone()).or_insert_with(absent);
+        states.entry(key).or_insert_with(absent);
     }
-    let is_missing =
-        |(key, state): &(_, ObjectState)| state.compare(key, cache) != Comparison::Held;
-    Ok(states.into_iter().filter(is_missing).collect())
+    // A server may ignore the selector of a name.
+    let is_of = |key: &ObjectKey| target.key().is_none_or(|of| of == *key);
+    states.retain(|key, state| is_of(key) && !state.is_held(key, cache));
+    Ok(states)
+}
+
+/// Returns the keys of the objects of a target that a cache may have.
+fn cached_keys(target: &Target, store: &Store) -> Vec<ObjectKey> {
+    let cached = match (target.key(), &target.namespace) {
+        (Some(key), _) => return vec![key],
+        (None, Some(namespace)) => store.all_in(namespace),
+        (None, None) => store.all(),
+    };
+    cached.iter().map(|object| object.key().clone()).collect()
 }
 
 /// Lists a target. Returns the states of its objects, and the version of the list.
@@ -118,7 +111,7 @@ async fn list(
             };
             match object {
                 Ok(object) => {
-                    states.insert(object.key().clone(), stored(object, target.name.is_some()));
+                    states.insert(object.key().clone(), stored(&object));
                 }
                 Err(error) => states.extend(error.key.map(|key| (key, ObjectState::Unreadable))),
             }
@@ -129,38 +122,38 @@ async fn list(
     }
 }
 
-fn stored(object: Object, whole: bool) -> ObjectState {
+fn stored(object: &Object) -> ObjectState {
     let header = object.header();
     let (uid, version) = (Arc::clone(&header.uid), Arc::clone(&header.resource_version));
-    let content = whole.then_some(object);
-    ObjectState::Stored { uid, version, content }
+    ObjectState::Stored { uid, version }
 }
 
 #[cfg(test)]
 mod tests {
     use http::Response;
     use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tower::service_fn;
 
     use super::*;
     use crate::{
-        informer::{InformerKey, Store, fixture::widgets},
+        informer::{InformerKey, fixture::widgets},
         kind::TypeIdentity,
     };
 
-    #[tokio::test]
-    async fn list_whose_server_repeats_its_continue_token_is_an_error() {
-        let service = service_fn(|_request: http::Request<Body>| {
-            let metadata = json!({ "resourceVersion": "7", "continue": "again" });
-            let page = json!({ "metadata": metadata, "items": [] }).to_string();
-            std::future::ready(Ok::<_, std::io::Error>(Response::new(Body::from(
-                page.into_bytes(),
-            ))))
+    /// Reads widgets from a server whose every list is this page, for an empty cache.
+    async fn read(
+        name: Option<&str>,
+        page: Value,
+    ) -> Result<HashMap<ObjectKey, ObjectState>, ReadError> {
+        let service = service_fn(move |_request: http::Request<Body>| {
+            let body = Body::from(page.to_string().into_bytes());
+            std::future::ready(Ok::<_, std::io::Error>(Response::new(body)))
         });
         let served = Arc::new(widgets());
         let TypeIdentity { group, plural, .. } = served.identity.clone();
-        let target = Target { cluster: None, group, plural, namespace: None, name: None };
+        let (namespace, name) = (Some("ns".into()), name.map(Arc::from));
+        let target = Target { cluster: None, group, plural, namespace, name };
         let cache = Attached {
             key: InformerKey::new(served.identity.clone()),
             served,
@@ -170,12 +163,33 @@ mod tests {
             status: None,
             others: Vec::new(),
         };
-
         let client = Client::new(service, "default");
         let read = missing(&target, &cache, &client);
-        let read = timeout(Duration::from_secs(20), read).await.expect("the list has an end");
+        timeout(Duration::from_secs(20), read).await.expect("the list has an end")
+    }
+
+    #[tokio::test]
+    async fn list_whose_server_repeats_its_continue_token_is_an_error() {
+        let metadata = json!({ "resourceVersion": "7", "continue": "again" });
+
+        let read = read(None, json!({ "metadata": metadata, "items": [] })).await;
 
         let error = read.expect_err("the list is no list");
         assert!(error.to_string().contains("same continue token"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn server_that_ignores_the_name_adds_no_other_object() {
+        let widget = |name: &str| {
+            json!({"metadata": {
+                "namespace": "ns", "name": name, "uid": name, "resourceVersion": "7",
+            }})
+        };
+        let items = [widget("a"), widget("b")];
+
+        let read = read(Some("a"), json!({ "metadata": {}, "items": items })).await.unwrap();
+
+        let keys: Vec<_> = read.keys().map(ToString::to_string).collect();
+        assert_eq!(keys, ["ns/a"]);
     }
 }

@@ -6,13 +6,10 @@ use http::Method;
 use serde::Deserialize;
 
 use crate::{
-    controller::{
-        Request,
-        run::input_status::{Attached, InputStatuses},
-    },
+    controller::run::input_status::{Attached, InputStatuses},
     discovery::RegistryId,
     informer::ObjectKey,
-    kind::{Scope, ServedType},
+    kind::Scope,
     manager::WriteRequest,
 };
 
@@ -62,17 +59,6 @@ impl Target {
         Some(target)
     }
 
-    /// Returns the object that a request names.
-    pub(super) fn of_request(request: &Request, served: &ServedType) -> Self {
-        Self {
-            cluster: None,
-            group: Arc::from(&*served.identity.group),
-            plural: Arc::from(&*served.identity.plural),
-            namespace: request.namespace.clone(),
-            name: Some(Arc::clone(&request.name)),
-        }
-    }
-
     /// Returns a single object of a collection.
     pub(super) fn object(&self, key: ObjectKey) -> Self {
         Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
@@ -84,14 +70,16 @@ impl Target {
         Some(ObjectKey { namespace: self.namespace.clone(), name })
     }
 
-    /// Returns the caches of the type, at any version.
+    /// Returns the caches of the type, at any version, that can hold the target.
     pub(super) fn caches(&self, statuses: &InputStatuses) -> Vec<Attached> {
-        statuses.caches(self.cluster.as_ref(), &self.group, &self.plural)
+        let mut caches = statuses.caches(self.cluster.as_ref(), &self.group, &self.plural);
+        caches.retain(|cache| self.may_be_in(cache));
+        caches
     }
 
-    /// Returns whether a cache of the type can hold the target. It may be of another namespace, and
-    /// a type may have returned with another scope since the write.
-    pub(super) fn may_be_in(&self, cache: &Attached) -> bool {
+    /// Returns whether a cache can hold the target. It may be of another namespace, and a type may
+    /// have returned with another scope since the write.
+    fn may_be_in(&self, cache: &Attached) -> bool {
         let only = cache.key.namespace.as_ref();
         match (cache.served.identity.scope, &self.namespace) {
             (Scope::Cluster, namespace) => namespace.is_none(),

@@ -5,7 +5,7 @@ use serde_json::json;
 use tokio::time::advance;
 use tower::service_fn;
 
-use super::*;
+use super::{expectation::ObjectState, *};
 use crate::{
     controller::Context,
     informer::{Object, Store},
@@ -57,26 +57,7 @@ async fn answered_write_is_removed_after_ten_minutes_and_one_of_unknown_outcome_
 }
 
 #[tokio::test(start_paused = true)]
-async fn write_of_unknown_outcome_stays_unconfirmed_until_the_type_of_its_request_is_listed() {
-    let unconfirmed = Arc::default();
-    create(&unconfirmed, 500).await;
-    let request = Request::namespaced("ns", "a");
-    let (statuses, _settled) =
-        InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), None, Vec::new());
-
-    let mut reconciling = unconfirmed.begin(&request);
-    let primaries = [TypeRef::of::<Pod>()];
-    reconciling
-        .confirm(&statuses, |_| unreachable!("no cache lacks it"), &primaries)
-        .await
-        .unwrap();
-    drop(reconciling);
-
-    assert_eq!(unconfirmed.requests(), [request]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn unknown_outcome_needs_no_own_object_without_a_primary_type() {
+async fn unknown_outcome_of_a_type_without_a_cache_is_reported_once() {
     let unconfirmed = Arc::default();
     create(&unconfirmed, 500).await;
     let (statuses, _settled) =
@@ -84,7 +65,7 @@ async fn unknown_outcome_needs_no_own_object_without_a_primary_type() {
 
     let mut reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
     assert!(reconciling.has_unknown());
-    reconciling.confirm(&statuses, |_| unreachable!("no cache lacks it"), &[]).await.unwrap();
+    reconciling.confirm(&statuses, |_| unreachable!("no cache lacks it")).await.unwrap();
     drop(reconciling);
 
     assert!(unconfirmed.state().open.is_empty());
@@ -94,7 +75,7 @@ async fn unknown_outcome_needs_no_own_object_without_a_primary_type() {
 async fn newer_of_two_responses_counts_and_a_lost_one_is_read_in_any_case() {
     let stored = |version: &str| {
         let (uid, version) = ("u".into(), version.into());
-        Expectation::new(Some(state::ObjectState::Stored { uid, version, content: None }))
+        Expectation::new(Some(ObjectState::Stored { uid, version }))
     };
     for (old, new, expected) in [
         (stored("7"), stored("9"), Some("9")),
@@ -107,7 +88,7 @@ async fn newer_of_two_responses_counts_and_a_lost_one_is_read_in_any_case() {
 
         expectation.replace(new);
 
-        assert_eq!(expectation.answered.as_ref().map(state::ObjectState::version), expected);
+        assert_eq!(expectation.written_version(), expected);
     }
 }
 
@@ -140,11 +121,27 @@ async fn request_whose_cache_is_behind_a_fresh_answer_waits_without_a_task() {
     assert_eq!(behind(&with_pod(None)), Some(FIRST_PAUSE));
     advance(Duration::from_millis(400)).await;
     assert_eq!(behind(&with_pod(Some("6"))), Some(Duration::from_millis(400)), "the wait so far");
-    advance(Duration::from_millis(600)).await;
+    advance(READ_DELAY).await;
     assert_eq!(behind(&with_pod(Some("6"))), None, "the server is to be read");
 
     create(&unconfirmed, 201).await;
     assert_eq!(behind(&with_pod(Some("7"))), None);
     create(&unconfirmed, 500).await;
     assert_eq!(behind(&with_pod(None)), None, "the outcome is to be read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_during_a_comparison_replaces_the_earlier_one_of_its_object() {
+    let unconfirmed = Arc::<UnconfirmedWrites>::default();
+    let request = Request::namespaced("ns", "a");
+    create(&unconfirmed, 201).await;
+    let comparing = unconfirmed.begin(&request);
+    let written = comparing.writes.as_ref().unwrap().targets.keys().next().unwrap().clone();
+
+    let unknown = Expectation::new(None);
+    unconfirmed.state().writes_of(request.clone()).expect(written, unknown);
+    drop(comparing);
+
+    let behind = unconfirmed.begin(&request).behind(with_pod(None).statuses());
+    assert!(behind.is_none(), "the outcome is to be read: {behind:?}");
 }

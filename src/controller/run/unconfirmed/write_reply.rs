@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Method;
 
-use super::state::ObjectState;
+use super::expectation::ObjectState;
 use crate::manager::ObjectIdentity;
 
 /// Content of the response to a write.
@@ -25,9 +25,7 @@ impl WriteReply {
         let (uid, version) = (known(uid), known(version));
         let state = match (uid, version) {
             (Some(uid), _) if *method == Method::DELETE => Some(ObjectState::Deleted { uid }),
-            (Some(uid), Some(version)) if !is_status => {
-                Some(ObjectState::Stored { uid, version, content: None })
-            }
+            (Some(uid), Some(version)) if !is_status => Some(ObjectState::Stored { uid, version }),
             _ => None,
         };
         Self { name, state }
@@ -45,7 +43,7 @@ mod tests {
         let response = WriteReply::decode(&method, body.to_string().as_bytes());
 
         let state = match response.state {
-            Some(ObjectState::Stored { uid, version, .. }) => format!("{uid} at {version}"),
+            Some(ObjectState::Stored { uid, version }) => format!("{uid} at {version}"),
             Some(ObjectState::Deleted { uid }) => format!("{uid} deleted"),
             Some(other) => panic!("{other:?}"),
             None => "read".to_owned(),
