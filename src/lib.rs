@@ -84,7 +84,8 @@
 //! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`), whole or as a
 //!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
 //!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
-//!    concerns (`src/informer/shared_informer.rs::deliver`, by the index of
+//!    concerns, with the names of their interests, such as parents
+//!    (`src/informer/shared_informer.rs::deliver`, by the index of
 //!    `src/informer/interest.rs::visit`). The mailbox of a subscriber merges the unseen changes of
 //!    one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change

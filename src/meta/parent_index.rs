@@ -144,7 +144,7 @@ mod tests {
 
     fn concerned(index: &ParentIndex, old: Option<Object>, new: Option<Object>) -> Vec<String> {
         let key = ObjectKey::namespaced("ns", "c");
-        let delta = Delta { key, old, new, initial: false };
+        let delta = Delta { key, old, new, initial: false, interests: Vec::new() };
         index.concerned(&delta).iter().map(ToString::to_string).collect()
     }
 
@@ -201,7 +201,7 @@ mod tests {
         let concerned = |owner: &str| {
             let new = Some(object(json!({"app": "x"}), Some(owner)));
             let key = ObjectKey::namespaced("ns", "c");
-            index.concerned(&Delta { key, old: None, new, initial: false })
+            index.concerned(&Delta { key, old: None, new, initial: false, interests: Vec::new() })
         };
 
         assert_eq!(concerned("a"), [Request::namespaced("ns", "a")]);

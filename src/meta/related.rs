@@ -349,7 +349,7 @@ impl RelatedObjects {
         drop(state);
         for input in left {
             if let Ok((_, Some(moving))) = context.claimed(&input) {
-                moving.remove((parent.primary, &parent.key));
+                moving.remove(parent);
             }
         }
         Ok(())
@@ -471,7 +471,7 @@ impl RelatedObjects {
             related.concerned.set(parent, interests.clone());
         }
         if let Ok((_, Some(moving))) = context.claimed(input) {
-            moving.set((parent.primary, &parent.key), interests);
+            moving.set(parent, interests);
         }
     }
 

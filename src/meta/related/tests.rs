@@ -15,7 +15,7 @@ fn object(namespace: &str, name: &str, labels: Value) -> Object {
 
 fn change(old: Option<Object>, new: Option<Object>) -> Delta {
     let key = old.as_ref().or(new.as_ref()).unwrap().key().clone();
-    Delta { key, old, new, initial: false }
+    Delta { key, old, new, initial: false, interests: Vec::new() }
 }
 
 fn selected(namespace: Option<&str>, selector: &str) -> Interest {

@@ -166,7 +166,13 @@ fn status_that_one_of_the_selecting_rules_wants_causes_a_sync() {
         let version =
             |version| json!({ "resourceVersion": version, "finalizers": finalizers.clone() });
         let [old, new] = ["1", "2"].map(|it| Some(version_of_a_parent(version(it))));
-        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        let delta = Delta {
+            key: ObjectKey::namespaced("ns", "p"),
+            old,
+            new,
+            initial: false,
+            interests: Vec::new(),
+        };
         for (rules, expected) in [
             (vec![ignoring.clone()], false),
             (vec![ignoring.clone(), wanting("x")], true),
@@ -184,7 +190,13 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
-        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        let delta = Delta {
+            key: ObjectKey::namespaced("ns", "p"),
+            old,
+            new,
+            initial: false,
+            interests: Vec::new(),
+        };
         let triggers = |ignore_status_changes| {
             let labels = Selector::label("app", "x");
             let rule = ParentRule { labels, ignore_status_changes, ..ParentRule::default() };

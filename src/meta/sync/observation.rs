@@ -43,7 +43,7 @@ impl ParentReconciler {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Ok(served), Ok(store)) => {
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                        moving.set((parent.key.primary, &parent.key.key), interests.clone());
+                        moving.set(&parent.key, interests.clone());
                     }
                     groups.push(ServedChildType { served, strategy: rule.strategy });
                     stores.push(store);
