@@ -50,8 +50,7 @@ pub use index::Index;
 pub(crate) use index::IndexPanic;
 #[cfg(test)]
 pub(crate) use interest::COMPARED;
-pub(crate) use interest::InterestIndex;
-pub use interest::{Interest, Interests, Selection};
+pub use interest::{Interest, InterestName, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};

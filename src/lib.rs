@@ -85,15 +85,16 @@
 //! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`), whole or as a
 //!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
 //!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
-//!    concerns (`src/informer/shared_informer.rs::deliver`, by the index of
+//!    concerns, with the names of their interests, such as parents
+//!    (`src/informer/shared_informer.rs::deliver`, by the index of
 //!    `src/informer/interest.rs::visit`). The mailbox of a subscriber merges the unseen changes of
 //!    one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
 //!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests
 //!    (`src/controller/handler.rs`). A declared controller builds its sources in
-//!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`, and finds the
-//!    parents of a changed child in `src/meta/parent_index.rs::concerned`.
+//!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`. A change of
+//!    a child names its parents.
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
@@ -260,7 +261,7 @@
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared by equal keys: labels in the request make another key, `Builder::matching` does not | `src/controller/source/kind.rs::key`, by the equality of `InformerKey` in `src/informer.rs` |
 //! | watch is found or started, and closed after its last subscriber and the linger time | `src/informer/shared_set.rs::find_or_start`, `src/informer/shared_set.rs::unused`; at once if its type is gone `src/informer/shared_set.rs::release` |
-//! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/parent_index.rs::interests` |
+//! | interests of a controller are declared | `src/controller/source/kind.rs::interests`, for declared controllers `src/meta/sync/observation.rs::interests` |
 //! | object is kept whole, or reduced to its metadata | on arrival `src/informer/decode.rs::decode`, by `src/informer/retention.rs::keeps`; later `src/informer/shared_informer.rs::reduce` |
 //! | object is transformed before it is kept | `src/informer/decode.rs::transformed`, by `src/informer/transform.rs::apply` |
 //! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
@@ -290,7 +291,7 @@
 //! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
 //! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `crates/transport/src/proxies.rs` reads |
 //! | size of a hook response, and memory of all responses, are bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
-//! | related objects are read, and a related object finds its parents | `src/meta/related.rs::read`, `src/meta/related/concerned.rs::by_change` |
+//! | related objects are read; their changes name the parents | `src/meta/related.rs::read`, `src/meta/related.rs::set_interests`; of a namespace `src/meta/related.rs::matches_differently` |
 //!
 //! ## Parents and children
 //!

@@ -13,5 +13,5 @@ pub(super) fn widget(metadata: Value) -> Object {
 
 pub(super) fn delta(old: Option<Object>, new: Option<Object>) -> Delta {
     let key = old.iter().chain(&new).next().unwrap().key().clone();
-    Delta { key, old, new, initial: false }
+    Delta { key, old, new, initial: false, interests: Vec::new() }
 }

@@ -5,7 +5,7 @@ mod key;
 use std::{fmt, ops::Deref, sync::Arc};
 
 pub use self::key::{KeyError, KeyReconciler, for_key, for_keys_of};
-use crate::informer::ObjectKey;
+use crate::informer::{InterestName, ObjectKey};
 
 /// Request to reconcile an object: its type, namespace and name, never the event. The object may be
 /// deleted by now.
@@ -51,6 +51,20 @@ impl Request {
 impl From<ObjectKey> for Request {
     fn from(key: ObjectKey) -> Self {
         Self { primary: 0, key }
+    }
+}
+
+/// Request for the object that has declared interests.
+impl From<&InterestName> for Request {
+    fn from(name: &InterestName) -> Self {
+        Self { primary: name.position, key: name.key.clone() }
+    }
+}
+
+/// Name of the interests that a reconcile declares for its object.
+impl From<&Request> for InterestName {
+    fn from(request: &Request) -> Self {
+        Self { position: request.primary, key: request.key.clone() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Change of one object, as a subscriber receives it.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
-use super::{Object, ObjectKey};
+use super::{InterestName, Object, ObjectKey};
 
 /// Change of one object for one subscriber. Changes of the same object between two calls of
 /// [`Subscription::next`](super::Subscription::next) are merged.
@@ -36,17 +36,25 @@ pub struct Delta {
     /// True if the object was in the store when the subscriber joined, or in the informer's first
     /// list.
     pub initial: bool,
+    /// Names of the moving interests that the object concerned at any of the merged changes, before
+    /// or after it: those for which to reconcile, by [`MovingInterests`](super::MovingInterests).
+    pub interests: Vec<Arc<InterestName>>,
 }
 
 impl Delta {
+    /// Returns the creation of an object that concerns no named interest.
+    pub fn created(object: Object) -> Self {
+        let (key, new) = (object.key().clone(), Some(object));
+        Self { key, old: None, new, initial: false, interests: Vec::new() }
+    }
+
     /// Returns the parts of a change that are of one object each: a deletion and a creation if the
     /// object was created again with another uid, else the change itself.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Cow<'_, Self>> {
         let parts = match (&self.old, &self.new) {
             (Some(old), Some(new)) if old.header().uid != new.header().uid => {
                 let part = |old: Option<&Object>, new: Option<&Object>| {
-                    let (old, new) = (old.cloned(), new.cloned());
-                    Cow::Owned(Self { key: self.key.clone(), old, new, initial: self.initial })
+                    Cow::Owned(Self { old: old.cloned(), new: new.cloned(), ..self.clone() })
                 };
                 [Some(part(Some(old), None)), Some(part(None, Some(new)))]
             }

@@ -40,9 +40,36 @@ pub struct Selection {
     pub selector: Selector,
 }
 
+/// Name of moving interests: the object that they are declared for, such as a parent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterestName {
+    /// Position of the object's type, since objects of two types may have one key.
+    pub position: usize,
+    /// Key of the object.
+    pub key: ObjectKey,
+}
+
+/// Name of an object of the first type.
+impl From<ObjectKey> for InterestName {
+    fn from(key: ObjectKey) -> Self {
+        Self { position: 0, key }
+    }
+}
+
+/// Names of moving interests. A subscriber's name has one pointer from its declaration to its removal.
+pub(super) type InterestNames = Vec<Arc<InterestName>>;
+
 /// Identity of a subscriber in its informer, by which its interests are indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SubscriberId(pub(super) u64);
+
+/// Holder of an interest in an informer's index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InterestHolder {
+    pub(super) subscriber: SubscriberId,
+    /// Name of a moving interest; `None` for an interest that the subscription began with.
+    pub(super) name: Option<Arc<InterestName>>,
+}
 
 /// Interests of a subscriber.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -337,6 +364,31 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         let routed = |value: &&str| by_value.get(&*place(value, namespace)).map_or(0, Vec::len);
         values.iter().map(routed).sum()
     }
+}
+
+impl InterestIndex<InterestHolder> {
+    /// Returns the names of a subscriber's moving interests in an object; `None` if no interest of
+    /// the subscriber concerns it.
+    pub(super) fn concerned(&self, id: SubscriberId, object: &Header) -> Option<InterestNames> {
+        let mut found = None;
+        self.visit(object, |holder| {
+            if holder.subscriber == id {
+                found.get_or_insert_with(Vec::new).extend(holder.name.clone());
+            }
+        });
+        if let Some(names) = &mut found {
+            dedup(names);
+        }
+        found
+    }
+}
+
+/// Removes repeated pointers to names: a change may concern thousands of parents, and their
+/// keys would be compared under the lock of the informer.
+pub(super) fn dedup(names: &mut InterestNames) {
+    // Stable, since sorted parts are merged in one pass.
+    names.sort_by_key(Arc::as_ptr);
+    names.dedup_by_key(|name| Arc::as_ptr(name));
 }
 
 impl<T> Default for InterestIndex<T> {

@@ -190,7 +190,7 @@ impl CountedIndex {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::informer::{
@@ -223,7 +223,7 @@ mod tests {
         let selection = || Selection { namespace: None, selector: "app=a3".parse().unwrap() };
         let [selected, orphans] = [Interest::Selected(selection()), Interest::Orphans(selection())];
         let named = Interest::NamedAnywhere("o7".into());
-        let name = ObjectKey::cluster("parent");
+        let name = Arc::new(ObjectKey::cluster("parent").into());
 
         let joined: Vec<_> = (0..200)
             .map(|_| {
@@ -231,7 +231,7 @@ mod tests {
                     Interests { deliver: Vec::new(), whole: vec![Interest::Everything] };
                 let joined = informer.join(interests).unwrap();
                 let all = vec![selected.clone(), orphans.clone(), named.clone()];
-                informer.set_interests(joined.id, (0, &name), all);
+                informer.set_interests(joined.id, &name, all);
                 joined
             })
             .collect();

@@ -5,7 +5,7 @@ use std::{future::pending, iter, mem};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use super::{Delta, EndReason, Object, ObjectKey, pending::PendingChanges};
+use super::{Delta, EndReason, Object, interest::InterestNames, pending::PendingChanges};
 
 /// Mailbox of one subscriber. The informer adds changes; the subscriber's own scan of the store
 /// adds the objects that exist. Bounded by the number of changed objects, plus a limit of unseen
@@ -57,36 +57,30 @@ impl Mailbox {
         mailbox
     }
 
-    pub(super) fn push(
-        &self,
-        key: &ObjectKey,
-        old: Option<Object>,
-        new: Option<Object>,
-        initial: bool,
-    ) {
+    pub(super) fn push(&self, change: Delta) {
         let mut state = self.lock();
-        state.pending.push(key, old, new, initial);
+        state.pending.push(change);
         self.publish(&state);
         drop(state);
         self.notify.notify_one();
     }
 
     /// Adds the deletion of an object that the scan has not reached.
-    pub(super) fn push_unseen(&self, key: &ObjectKey, old: Object) {
+    pub(super) fn push_unseen(&self, deletion: Delta) {
         let mut state = self.lock();
-        state.pending.push_unseen(key, old);
+        state.pending.push_unseen(deletion);
         self.publish(&state);
         drop(state);
         self.notify.notify_one();
     }
 
     /// Adds resyncs of objects of the store. Without effect once the subscription has ended.
-    pub(super) fn resync(&self, objects: impl Iterator<Item = Object>) {
+    pub(super) fn resync(&self, objects: impl Iterator<Item = (Object, InterestNames)>) {
         let mut state = self.lock();
         if state.ended.is_some() {
             return;
         }
-        objects.for_each(|object| state.pending.push_resync(object));
+        objects.for_each(|(object, interests)| state.pending.push_resync(object, interests));
         drop(state);
         self.notify.notify_one();
     }
@@ -188,7 +182,7 @@ mod tests {
     fn resync_after_the_end_adds_nothing() {
         let mailbox = Mailbox::closed(EndReason::Shutdown);
 
-        mailbox.resync([Fixture::new("a").object()].into_iter());
+        mailbox.resync([(Fixture::new("a").object(), Vec::new())].into_iter());
 
         assert_eq!(mailbox.lock().pending.len(), 0);
     }

@@ -9,7 +9,10 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use super::{Delta, Object, ObjectKey};
+use super::{
+    Delta, Object, ObjectKey,
+    interest::{InterestNames, dedup},
+};
 
 /// Maximum number of unseen deletions: objects that were created and deleted between two pops. A
 /// subscriber that only reads the store may never pop.
@@ -36,52 +39,51 @@ struct PendingDelta {
 }
 
 impl PendingChanges {
-    /// Adds a change; `old` is the store's object before the change.
+    /// Adds a change, whose `old` is the store's object before the change.
     ///
     /// Without an entry, the subscriber has seen the object of the store, and `old` is kept. An
-    /// existing entry keeps its own `old`. An object that was created and deleted between two pops
-    /// stays as a deletion: a client that created or read it needs the deletion. Only the last
-    /// [`GONE_MAX`] of these are kept.
-    pub(super) fn push(
-        &mut self,
-        key: &ObjectKey,
-        old: Option<Object>,
-        new: Option<Object>,
-        initial: bool,
-    ) {
-        if let Some(&arrival) = self.arrivals.get(key) {
-            self.merge(arrival, old, new);
+    /// existing entry keeps its own `old`, and has the names of all its changes. An object that was
+    /// created and deleted between two pops stays as a deletion: a client that created or read it
+    /// needs the deletion. Only the last [`GONE_MAX`] of these are kept.
+    pub(super) fn push(&mut self, delta: Delta) {
+        if let Some(&arrival) = self.arrivals.get(&delta.key) {
+            self.merge(arrival, delta);
             return;
         }
-        if old.is_none() && new.is_none() {
+        if delta.old.is_none() && delta.new.is_none() {
             return;
         }
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        self.initial += usize::from(initial);
-        self.arrivals.insert(key.clone(), arrival);
-        let delta = Delta { key: key.clone(), old, new, initial };
+        self.initial += usize::from(delta.initial);
+        self.arrivals.insert(delta.key.clone(), arrival);
         self.deltas.insert(arrival, PendingDelta { delta, unseen: false });
     }
 
     /// Adds a resync of an object of the store: an update without a difference. Without effect on
     /// an object whose change is pending.
-    pub(super) fn push_resync(&mut self, object: Object) {
-        if !self.arrivals.contains_key(object.key()) {
-            self.push(&object.key().clone(), Some(object.clone()), Some(object), false);
+    pub(super) fn push_resync(&mut self, object: Object, interests: InterestNames) {
+        let key = object.key().clone();
+        if !self.arrivals.contains_key(&key) {
+            let (old, new) = (Some(object.clone()), Some(object));
+            self.push(Delta { key, old, new, initial: false, interests });
         }
     }
 
     /// Adds the deletion of an object that has no entry and that the subscriber has not seen.
-    pub(super) fn push_unseen(&mut self, key: &ObjectKey, old: Object) {
-        if !self.arrivals.contains_key(key) {
-            self.push(key, None, Some(old.clone()), false);
+    pub(super) fn push_unseen(&mut self, deletion: Delta) {
+        let deletion = Delta { initial: false, ..deletion };
+        if !self.arrivals.contains_key(&deletion.key) {
+            self.push(Delta { old: None, new: deletion.old.clone(), ..deletion.clone() });
         }
-        self.push(key, Some(old), None, false);
+        self.push(deletion);
     }
 
-    fn merge(&mut self, arrival: u64, old: Option<Object>, new: Option<Object>) {
+    fn merge(&mut self, arrival: u64, change: Delta) {
         let Some(PendingDelta { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
+        let Delta { old, new, interests, .. } = change;
+        delta.interests.extend(interests);
+        dedup(&mut delta.interests);
         match &new {
             None if *unseen || delta.old.is_none() => {
                 *unseen = true;
@@ -153,11 +155,15 @@ mod tests {
         Fixture::new(name).version(version).object()
     }
 
+    fn delta(key: ObjectKey, old: Option<Object>, new: Option<Object>) -> Delta {
+        Delta { key, old, new, initial: false, interests: Vec::new() }
+    }
+
     fn change(pending: &mut PendingChanges, name: &str, old: Option<u64>, new: Option<u64>) {
         let key = ObjectKey::cluster(name);
         let old = old.map(|version| object(name, version));
         let new = new.map(|version| object(name, version));
-        pending.push(&key, old, new, false);
+        pending.push(delta(key, old, new));
     }
 
     #[test]
@@ -192,7 +198,7 @@ mod tests {
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
         let second = Fixture::new("a").uid("second").version(2).object();
-        pending.push(&ObjectKey::cluster("a"), None, Some(second), false);
+        pending.push(delta(ObjectKey::cluster("a"), None, Some(second)));
 
         assert_eq!(seen(pending.pop()), ("a".into(), Some(1), Some(2)));
     }
@@ -215,12 +221,12 @@ mod tests {
     fn last_of_two_objects_that_were_created_and_deleted_unseen_is_a_deletion() {
         let mut pending = PendingChanges::default();
         let second = |version| Fixture::new("a").uid("second").version(version).object();
-        let key = ObjectKey::cluster("a");
+        let key = || ObjectKey::cluster("a");
 
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
-        pending.push(&key, None, Some(second(2)), false);
-        pending.push(&key, Some(second(2)), None, false);
+        pending.push(delta(key(), None, Some(second(2))));
+        pending.push(delta(key(), Some(second(2)), None));
 
         assert_eq!(seen(pending.pop()), ("a".into(), Some(2), None));
     }
@@ -249,7 +255,7 @@ mod tests {
 
         change(&mut pending, "created", None, Some(1));
         for name in ["created", "same", "changed", "deleted"] {
-            pending.push_resync(object(name, 1));
+            pending.push_resync(object(name, 1), Vec::new());
         }
         change(&mut pending, "changed", Some(1), Some(2));
         change(&mut pending, "deleted", Some(1), None);
@@ -286,7 +292,8 @@ mod tests {
     fn initial_changes_are_counted_until_popped_or_gone() {
         let mut pending = PendingChanges::default();
         for name in ["a", "b"] {
-            pending.push(&ObjectKey::cluster(name), None, Some(object(name, 1)), true);
+            let created = delta(ObjectKey::cluster(name), None, Some(object(name, 1)));
+            pending.push(Delta { initial: true, ..created });
         }
         change(&mut pending, "c", None, Some(2));
 
@@ -346,13 +353,13 @@ mod tests {
                         let name = name.to_string();
                         let new = object(&name, versions.next().unwrap());
                         let old = store.insert(name, new.clone());
-                        pending.push(new.key(), old, Some(new.clone()), false);
+                        pending.push(delta(new.key().clone(), old, Some(new)));
                     }
                     Step::Remove(name) => {
                         let name = name.to_string();
                         let old = store.remove(&name);
                         gone.extend(old.is_some().then(|| name.clone()));
-                        pending.push(&ObjectKey::cluster(name), old, None, false);
+                        pending.push(delta(ObjectKey::cluster(name), old, None));
                     }
                     Step::Look => {
                         look(&mut pending, &mut gone);

@@ -9,7 +9,7 @@ use std::{
     borrow::Cow,
     collections::BTreeMap,
     future::pending,
-    slice,
+    iter, slice,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -23,9 +23,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    EndReason, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
+    Delta, EndReason, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
     ObjectError, ObjectKey, Store,
-    interest::{InterestIndex, SubscriberId},
+    interest::{InterestHolder, InterestIndex, InterestNames, SubscriberId, dedup},
     mailbox::Mailbox,
     objects::ListNumber,
     retention::Retention,
@@ -86,9 +86,9 @@ struct InformerContents {
     // Boxed: a node of the map has room for eleven, and most informers have one.
     subscribers: BTreeMap<SubscriberId, Box<Subscriber>>,
     next_id: u64,
-    index: InterestIndex<SubscriberId>,
-    // Subscribers that a change concerns; kept for its capacity.
-    visited: Vec<SubscriberId>,
+    index: InterestIndex<InterestHolder>,
+    // Holders that a change concerns; kept for its capacity.
+    visited: Vec<InterestHolder>,
     retention: Retention,
     /// Number of the current list.
     list: ListNumber,
@@ -159,14 +159,15 @@ impl SharedInformer {
             self.relist_wanted.send_replace(true);
         }
         state.retention.join(&whole);
+        let holder = InterestHolder { subscriber: id, name: None };
         for interest in &deliver {
-            state.index.insert(interest, id);
+            state.index.insert(interest, holder.clone());
         }
         let store = self.store.join(id, &whole);
-        let mut subscriber = Subscriber::new(deliver, whole, fill);
+        let mut subscriber = Subscriber::new(id, deliver, whole, fill);
         let mailbox = subscriber.mailbox.clone();
         if let Some(filled) = state.complete {
-            subscriber.complete(filled, &self.store);
+            subscriber.complete(filled, &self.store, &state.index);
         }
         state.subscribers.insert(id, Box::new(subscriber));
         self.idle.send_replace(None);
@@ -182,11 +183,15 @@ impl SharedInformer {
         let left = state.subscribers.remove(&id);
         let last = left.is_some() && state.subscribers.is_empty();
         if let Some(left) = &left {
+            let mut holder = InterestHolder { subscriber: id, name: None };
             for interest in &left.deliver {
-                state.index.remove(interest, &id);
+                state.index.remove(interest, &holder);
             }
-            for interest in left.moving.values().flatten() {
-                freed.extend(self.remove_interest(&mut state, interest, id));
+            for (name, interests) in &left.moving {
+                holder.name = Some(Arc::clone(name));
+                for interest in interests {
+                    freed.extend(self.remove_interest(&mut state, interest, &holder));
+                }
             }
             let linger = match linger {
                 Linger::Default => self.linger,
@@ -211,7 +216,7 @@ impl SharedInformer {
         let state = &mut *guard;
         let complete = state.complete.is_some();
         let subscriber = state.subscribers.get_mut(&id);
-        subscriber.is_some_and(|subscriber| subscriber.scan(&self.store, complete))
+        subscriber.is_some_and(|subscriber| subscriber.scan(&self.store, complete, &state.index))
     }
 
     /// Returns the number of objects that a resync of all objects of a subscriber examines.
@@ -234,14 +239,25 @@ impl SharedInformer {
         let subscriber = state.subscribers.get(&id)?;
         let scanned = self.store.after(after, &examined(subscriber), examine);
         let is_static = subscriber.moving.is_empty();
-        let objects = scanned.objects.into_iter();
-        let concerned = objects.filter(|object| is_static || state.concerns(object.header(), id));
+        let concerned = scanned.objects.into_iter().filter_map(|object| {
+            if is_static {
+                return Some((object, Vec::new()));
+            }
+            let names = state.index.concerned(id, object.header())?;
+            Some((object, names))
+        });
         subscriber.mailbox.resync(concerned);
         scanned.last.filter(|_| !scanned.end)
     }
 
-    /// Returns the stored objects that concern a subscriber now.
-    pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
+    /// Returns the names of a subscriber's moving interests in an object.
+    pub(super) fn names(&self, id: SubscriberId, object: &Header) -> InterestNames {
+        self.lock().index.concerned(id, object).unwrap_or_default()
+    }
+
+    /// Returns the stored objects that concern a subscriber now, as initial changes, with the names
+    /// in their order.
+    pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Delta> {
         let state = self.lock();
         let Some(subscriber) = state.subscribers.get(&id) else { return Vec::new() };
         let (own, examined) = (subscriber.interests(), examined(subscriber).into_owned());
@@ -249,8 +265,12 @@ impl SharedInformer {
         let (mut concerned, mut cursor) = (Vec::new(), None);
         loop {
             let scanned = self.store.after(cursor.as_ref(), &examined, REDUCED);
-            let objects = scanned.objects.into_iter();
-            concerned.extend(objects.filter(|object| own.concerns(object.header())));
+            concerned.extend(scanned.objects.into_iter().filter_map(|object| {
+                let mut interests = own.concerned(id, object.header())?;
+                interests.sort_unstable();
+                let (key, new) = (object.key().clone(), Some(object));
+                Some(Delta { key, old: None, new, initial: true, interests })
+            }));
             if scanned.end {
                 return concerned;
             }
@@ -445,7 +465,7 @@ impl SharedInformer {
         let state = &mut *guard;
         state.complete = Some(list.answered);
         for subscriber in state.subscribers.values_mut() {
-            subscriber.complete(list.answered, &self.store);
+            subscriber.complete(list.answered, &self.store, &state.index);
         }
         if state.whole_requests > list.answered {
             self.relist_wanted.send_replace(true);
@@ -560,24 +580,28 @@ impl InformerContents {
         }
     }
 
-    /// Returns whether an object concerns a subscriber now.
-    fn concerns(&self, object: &Header, id: SubscriberId) -> bool {
-        let mut found = false;
-        self.index.visit(object, |visited| found |= *visited == id);
-        found
-    }
-
-    /// Delivers a change to the subscribers that the old or the new object concerns.
+    /// Delivers a change to the subscribers that the old or the new object concerns, with the names
+    /// of their moving interests.
     fn deliver(&mut self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         let visited = &mut self.visited;
         for object in [old, new].into_iter().flatten() {
-            self.index.visit(object.header(), |id| visited.push(*id));
+            self.index.visit(object.header(), |holder| visited.push(holder.clone()));
         }
-        visited.sort_unstable();
-        visited.dedup();
-        for id in visited.drain(..) {
+        visited.sort_unstable_by_key(|holder| holder.subscriber);
+        let mut visited = visited.drain(..).peekable();
+        while let Some(InterestHolder { subscriber: id, name }) = visited.next() {
+            let others = iter::from_fn(|| visited.next_if(|holder| holder.subscriber == id));
+            let others = others.filter_map(|holder| holder.name);
+            let mut interests: Vec<_> = name.into_iter().chain(others).collect();
+            dedup(&mut interests);
             if let Some(subscriber) = self.subscribers.get(&id) {
-                subscriber.deliver(key, old, new, self.complete.is_none());
+                subscriber.deliver(Delta {
+                    key: key.clone(),
+                    old: old.cloned(),
+                    new: new.cloned(),
+                    initial: self.complete.is_none(),
+                    interests,
+                });
             }
         }
     }

@@ -5,7 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use foldhash::quality::RandomState;
 
 use super::{
-    Header, Interest, Object, ObjectKey, Store, interest::InterestIndex, mailbox::Mailbox,
+    Delta, Header, Interest, InterestName, ObjectKey, Store,
+    interest::{InterestHolder, InterestIndex, SubscriberId},
+    mailbox::Mailbox,
 };
 
 /// Objects that one step of a scan examines at most, under the informer's lock. Few in tests, which
@@ -15,13 +17,14 @@ const EXAMINED: usize = if cfg!(test) { 2 } else { 256 };
 /// State of a subscriber, locked by its informer.
 #[derive(Debug)]
 pub(super) struct Subscriber {
+    id: SubscriberId,
     pub(super) mailbox: Arc<Mailbox>,
     /// Interests whose objects are delivered from the first one on.
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
     /// Interests that were set after the join, by their names.
-    pub(super) moving: HashMap<(usize, ObjectKey), Vec<Interest>, RandomState>,
+    pub(super) moving: HashMap<Arc<InterestName>, Vec<Interest>, RandomState>,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,
@@ -37,8 +40,14 @@ enum Cursor {
 }
 
 impl Subscriber {
-    pub(super) fn new(deliver: Vec<Interest>, whole: Vec<Interest>, fill: u64) -> Self {
+    pub(super) fn new(
+        id: SubscriberId,
+        deliver: Vec<Interest>,
+        whole: Vec<Interest>,
+        fill: u64,
+    ) -> Self {
         Self {
+            id,
             mailbox: Arc::new(Mailbox::new()),
             deliver,
             whole,
@@ -49,10 +58,16 @@ impl Subscriber {
     }
 
     /// Returns an index of all interests whose objects are delivered.
-    pub(super) fn interests(&self) -> InterestIndex<()> {
+    pub(super) fn interests(&self) -> InterestIndex<InterestHolder> {
+        let holder = |name| InterestHolder { subscriber: self.id, name };
         let mut own = InterestIndex::default();
-        for interest in self.deliver.iter().chain(self.moving.values().flatten()) {
-            own.insert(interest, ());
+        for interest in &self.deliver {
+            own.insert(interest, holder(None));
+        }
+        for (name, interests) in &self.moving {
+            for interest in interests {
+                own.insert(interest, holder(Some(Arc::clone(name))));
+            }
         }
         own
     }
@@ -61,26 +76,25 @@ impl Subscriber {
     ///
     /// A change of an object that the scan has not reached is left to the scan. A deletion is
     /// delivered in any case: the subscriber may know the object from the store.
-    pub(super) fn deliver(
-        &self,
-        key: &ObjectKey,
-        old: Option<&Object>,
-        new: Option<&Object>,
-        initial: bool,
-    ) {
-        match (new, old) {
-            _ if !self.is_ahead(key) => self.mailbox.push(key, old.cloned(), new.cloned(), initial),
+    pub(super) fn deliver(&self, change: Delta) {
+        match (&change.new, &change.old) {
+            _ if !self.is_ahead(&change.key) => self.mailbox.push(change),
             (Some(new), _) if self.scans(new.header()) => self.mailbox.wake(),
-            (_, Some(old)) if self.scans(old.header()) => match new {
-                None => self.mailbox.push_unseen(key, old.clone()),
-                Some(new) => self.mailbox.push(key, Some(old.clone()), Some(new.clone()), false),
-            },
-            (_, _) => self.mailbox.push(key, old.cloned(), new.cloned(), initial),
+            (None, Some(old)) if self.scans(old.header()) => self.mailbox.push_unseen(change),
+            (Some(_), Some(old)) if self.scans(old.header()) => {
+                self.mailbox.push(Delta { initial: false, ..change });
+            }
+            (_, _) => self.mailbox.push(change),
         }
     }
 
     /// Records that a list is complete, which satisfies the requests up to number `filled`.
-    pub(super) fn complete(&mut self, filled: u64, store: &Store) {
+    pub(super) fn complete(
+        &mut self,
+        filled: u64,
+        store: &Store,
+        index: &InterestIndex<InterestHolder>,
+    ) {
         if self.fill <= filled {
             self.fill = 0;
             self.mailbox.complete();
@@ -92,21 +106,31 @@ impl Subscriber {
                 Cursor::Done => false,
             };
             if may_end && self.mailbox.needs_scan() {
-                self.scan(store, true);
+                self.scan(store, true, index);
             }
         }
     }
 
     /// Scans the next objects; returns whether there were any, or whether the scan has ended now.
-    pub(super) fn scan(&mut self, store: &Store, complete: bool) -> bool {
+    /// `index` is that of the informer.
+    pub(super) fn scan(
+        &mut self,
+        store: &Store,
+        complete: bool,
+        index: &InterestIndex<InterestHolder>,
+    ) -> bool {
         let Cursor::At(cursor) = &self.cursor else { return false };
         if self.fill > 0 {
             return false;
         }
         let scanned = store.after(cursor.as_ref(), &self.deliver, EXAMINED);
         for object in scanned.objects {
-            let key = object.key().clone();
-            self.mailbox.push(&key, None, Some(object), true);
+            // Without moving interests there are no names.
+            let index = Some(index).filter(|_| !self.moving.is_empty());
+            let names = index.and_then(|index| index.concerned(self.id, object.header()));
+            let (key, interests) = (object.key().clone(), names.unwrap_or_default());
+            let created = Delta { key, old: None, new: Some(object), initial: true, interests };
+            self.mailbox.push(created);
         }
         let moved = scanned.last.is_some();
         if moved {

@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
-    Delta, EndReason, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
-    ObjectKey, Store,
-    interest::SubscriberId,
+    Delta, EndReason, Header, InformerKey, InformerProgress, Interest, InterestName, Interests,
+    Linger, Object, ObjectKey, Store,
+    interest::{InterestNames, SubscriberId},
     mailbox::{Extent, Mailbox},
     shared_informer::{JoinedSubscription, SharedInformer},
     shared_set::SharedSet,
@@ -120,10 +120,15 @@ impl Subscription {
         }
     }
 
-    /// Returns a change as this subscription keeps the object, regardless of other subscriptions.
+    /// Returns a change as this subscription keeps the object, regardless of other subscriptions,
+    /// with each name once, in their order.
     fn view(&self, delta: Delta) -> Delta {
         let view = |object: Option<Object>| object.map(|object| self.store.view(object));
-        Delta { old: view(delta.old), new: view(delta.new), ..delta }
+        let mut interests = delta.interests;
+        interests.sort_unstable();
+        // A name that was removed and set again has two pointers.
+        interests.dedup();
+        Delta { old: view(delta.old), new: view(delta.new), interests, ..delta }
     }
 
     /// Takes the changes that [`Subscription::next`] has not returned, also after the informer has
@@ -159,9 +164,14 @@ impl Subscription {
         MovingInterests { place: Arc::new(Mutex::new(InterestPlace { current, replaced: None })) }
     }
 
-    /// Returns the stored objects that concern the subscription now.
-    pub(crate) fn concerned(&self) -> Vec<Object> {
+    /// Returns the stored objects that concern the subscription now, as initial changes.
+    pub(crate) fn concerned(&self) -> Vec<Delta> {
         self.informer.concerned(self.id)
+    }
+
+    /// Returns the names of the moving interests in an object.
+    pub(crate) fn names(&self, object: &Header) -> InterestNames {
+        self.informer.names(self.id, object)
     }
 
     /// Returns the number of objects that a resync of all objects examines.
@@ -212,20 +222,21 @@ impl Subscription {
 
 impl MovingInterests {
     /// Sets the interests of one name, such as those of one parent, in place of its earlier ones. A
-    /// name is a key and the position of its type, since objects of two types may have one key.
+    /// request of a controller is a name.
     ///
-    /// From then on, each change is delivered if the old or the new object concerns one of them.
-    /// Objects that exist are not delivered: read them from the store after this call, so that no
+    /// From then on, each change is delivered if the old or the new object concerns one of them, and
+    /// the change has the name ([`Delta::interests`]). Objects that exist are not delivered: read them from the store after this call, so that no
     /// change between the two is lost. They are not kept whole by these interests.
-    pub fn set(&self, name: (usize, &ObjectKey), interests: Vec<Interest>) {
+    pub fn set(&self, name: impl Into<InterestName>, interests: Vec<Interest>) {
+        let name = Arc::new(name.into());
         let place = self.place.lock();
         for (informer, id) in place.replaced.iter().chain([&place.current]) {
-            informer.set_interests(*id, name, interests.clone());
+            informer.set_interests(*id, &name, interests.clone());
         }
     }
 
     /// Removes the interests of one name.
-    pub fn remove(&self, name: (usize, &ObjectKey)) {
+    pub fn remove(&self, name: impl Into<InterestName>) {
         self.set(name, Vec::new());
     }
 
@@ -237,8 +248,8 @@ impl MovingInterests {
         // Locked throughout, so that no interest is set between the copy and the move.
         let mut place = self.place.lock();
         let (current, of) = &place.current;
-        for ((position, key), interests) in current.moving_interests(*of) {
-            informer.set_interests(id, (position, &key), interests);
+        for (name, interests) in current.moving_interests(*of) {
+            informer.set_interests(id, &name, interests);
         }
         let replaced = mem::replace(&mut place.current, (Arc::clone(informer), id));
         place.replaced = Some(replaced);

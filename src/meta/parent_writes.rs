@@ -241,6 +241,11 @@ impl ParentWrites {
         message.filter(|_| last != now)
     }
 
+    /// Returns all parents that were synced.
+    pub(crate) fn keys(&self) -> Vec<Request> {
+        self.lock().keys().cloned().collect()
+    }
+
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
         self.lock().remove(key);

@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{
-    ForeignObjects, HookHealth, ParentIndex, ParentWrites, patches::Patches,
-    related::RelatedObjects,
-};
+use super::{ForeignObjects, HookHealth, ParentWrites, patches::Patches, related::RelatedObjects};
 use crate::{
     controller::Request,
     meta::rollout::{PendingRollouts, RevisionInput},
@@ -16,8 +13,6 @@ use crate::{
 /// Parents of one controller.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    /// Maps a child to its parents.
-    pub(crate) index: ParentIndex,
     /// Objects that the customize hook relates to parents.
     pub(crate) related: Arc<RelatedObjects>,
     /// Failures of the hook.
@@ -40,7 +35,6 @@ impl Parents {
     /// Returns an empty state. `health_changed` is called after each change of the hook's health.
     pub(crate) fn new(health_changed: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
-            index: ParentIndex::default(),
             related: Arc::default(),
             hook: Arc::new(HookHealth::new(health_changed)),
             writes: ParentWrites::default(),
@@ -54,7 +48,6 @@ impl Parents {
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
-        self.index.remove(key);
         self.writes.forget(key);
         self.rollouts.remove(key);
         self.hook.forget(key);
@@ -62,7 +55,6 @@ impl Parents {
 
     /// Forgets all parents at the end of an epoch.
     pub(crate) fn clear(&self) {
-        self.index.clear();
         self.related.clear();
         self.writes.clear();
         self.rollouts.clear();

@@ -1,12 +1,10 @@
-//! Related objects of one controller: the rules of each parent, the inputs of their types, and the
-//! index from a related object to the parents that it concerns.
+//! Related objects of one controller: the rules of each parent, and the inputs of their types.
 //!
-//! The handlers of the inputs read the index only, so that an event never calls a hook.
-
-mod concerned;
+//! A change of a related object names the parents that it concerns, so that an event never calls a
+//! hook.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -15,7 +13,6 @@ use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use self::concerned::ConcernedParents;
 use super::{
     MetaOptions,
     customize::{OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
@@ -63,7 +60,8 @@ struct CachedRules {
 #[derive(Debug)]
 struct RelatedType {
     handle: InputHandle,
-    concerned: ConcernedParents,
+    // Parents whose rules name the type.
+    parents: HashSet<Request, RandomState>,
     /// Served type as of the last sync that read it, for its kind.
     served: Option<Arc<ServedType>>,
 }
@@ -250,7 +248,7 @@ impl RelatedObjects {
                     )));
                 }
             }
-            self.set(&input, parent, all, context);
+            set_interests(&input, parent, all, context);
             if has_rules {
                 let objects = select(&store, &read);
                 // Asked after the read: a store that has ended is empty, whatever objects there are.
@@ -325,10 +323,10 @@ impl RelatedObjects {
         let mut state = self.lock();
         let mut left = Vec::new();
         state.types.retain(|input, related| {
-            if !needed.contains_key(input) && related.concerned.leave(parent) {
+            if !needed.contains_key(input) && related.parents.remove(parent) {
                 left.push(input.clone());
             }
-            let is_needed = !related.concerned.parents.is_empty() || needed.contains_key(input);
+            let is_needed = !related.parents.is_empty() || needed.contains_key(input);
             if !is_needed {
                 // Under the lock, so that a parent that needs the type now adds it after this.
                 inputs.remove_now(input);
@@ -338,18 +336,17 @@ impl RelatedObjects {
         for (input, type_ref) in needed {
             if !state.types.contains_key(&input) {
                 let handle = self.add(&input, type_ref, inputs)?;
-                let concerned = ConcernedParents::default();
-                let related = RelatedType { handle, concerned, served: None };
+                let related = RelatedType { handle, parents: HashSet::default(), served: None };
                 state.types.insert(input.clone(), related);
             }
             if let Some(related) = state.types.get_mut(&input) {
-                related.concerned.parents.entry(parent.clone()).or_default();
+                related.parents.insert(parent.clone());
             }
         }
         drop(state);
         for input in left {
             if let Ok((_, Some(moving))) = context.claimed(&input) {
-                moving.remove((parent.primary, &parent.key));
+                moving.remove(parent);
             }
         }
         Ok(())
@@ -361,9 +358,13 @@ impl RelatedObjects {
         type_ref: TypeRef,
         inputs: &Inputs,
     ) -> Result<InputHandle, RelatedError> {
-        let (related, name) = (Arc::clone(self), input.to_owned());
+        let (related, is_namespaces) = (Arc::clone(self), input == NAMESPACES);
         let handler = Handler::delta(move |delta, enqueue| {
-            related.concerned(&name, delta).into_iter().for_each(|parent| enqueue.add(parent));
+            for parent in delta.interests.iter().map(|name| Request::from(&**name)) {
+                if !is_namespaces || related.matches_differently(&parent, delta) {
+                    enqueue.add(parent);
+                }
+            }
         });
         let (related, name) = (Arc::clone(self), input.to_owned());
         let managed_fields = self.options.strictness.managed_fields;
@@ -408,7 +409,8 @@ impl RelatedObjects {
                 Err(RelatedError::Unreadable(format!("namespaces cannot be read: {why}")))
             }
             Cache::Listed { store, .. } => {
-                self.set(NAMESPACES, parent, interests.values().cloned().collect(), context);
+                let all = interests.values().cloned().collect();
+                set_interests(NAMESPACES, parent, all, context);
                 let names = interests.into_iter().map(|(selector, interest)| {
                     let found = select(&store, &[interest]);
                     (selector, found.iter().map(|found| found.key().name.clone()).collect())
@@ -464,35 +466,37 @@ impl RelatedObjects {
         }
     }
 
-    /// Sets the interests of a parent in a type, before its objects are read, so that each later
-    /// change finds the parent.
-    fn set(&self, input: &str, parent: &Request, interests: Vec<Interest>, context: &Context) {
-        if let Some(related) = self.lock().types.get_mut(input) {
-            related.concerned.set(parent, interests.clone());
-        }
-        if let Ok((_, Some(moving))) = context.claimed(input) {
-            moving.set((parent.primary, &parent.key), interests);
-        }
-    }
-
     fn parents_of(&self, input: &str) -> Vec<Request> {
         let state = self.lock();
         let related = state.types.get(input);
-        related.map(|it| it.concerned.parents.keys().cloned().collect()).unwrap_or_default()
+        related.map(|it| it.parents.iter().cloned().collect()).unwrap_or_default()
     }
 
-    /// Parents that a change of an object concerns.
-    fn concerned(&self, input: &str, delta: &Delta) -> Vec<Request> {
+    /// Returns whether a selector of namespaces of a parent begins or ends to match a namespace. A
+    /// parent without a response is to be synced, and its selectors are unknown.
+    fn matches_differently(&self, parent: &Request, delta: &Delta) -> bool {
         let state = self.lock();
-        match state.types.get(input) {
-            None => Vec::new(),
-            Some(related) if input == NAMESPACES => related.concerned.by_match(delta),
-            Some(related) => related.concerned.by_change(delta),
-        }
+        let Some(responses) = state.responses.get(parent) else { return true };
+        let rules = responses.values().flat_map(|response| response.rules.iter());
+        rules.filter_map(RelatedRule::namespace_selector).any(|selector| {
+            let [old, new] = [&delta.old, &delta.new].map(|version| {
+                let version = version.as_ref().map(Object::header);
+                version.is_some_and(|version| selector.matches(&version.labels))
+            });
+            old != new
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, RelatedState> {
         self.state.lock()
+    }
+}
+
+/// Sets the interests of a parent in a type, before its objects are read, so that each later change
+/// names the parent.
+fn set_interests(input: &str, parent: &Request, interests: Vec<Interest>, context: &Context) {
+    if let Ok((_, Some(moving))) = context.claimed(input) {
+        moving.set(parent, interests);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     controller::{
         Backoff, BuildError, Builder, Cluster, Controller, ControllerDefaults, Handler, Predicate,
     },
-    informer::{Delta, Header},
+    informer::{Delta, Header, Object},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, always, some_of, subresource_served_if_crd, type_served,
@@ -177,24 +177,20 @@ fn add_children(
     parents: &Arc<Parents>,
 ) -> Builder {
     for (child, rule) in definition.children.iter().enumerate() {
-        let (parents, synced) = (Arc::clone(parents), Arc::clone(parents));
         let current = current.clone();
         let keeps_managed_fields = current.get().options.strictness.managed_fields;
         let handler = Handler::delta(move |delta, enqueue| {
             let current = current.get();
             let rule = current.definition.children.get(child);
-            if rule.is_some_and(|rule| !child_triggers_sync(delta, rule)) {
-                return;
-            }
-            for parent in parents.index.concerned(delta) {
-                enqueue.add(parent);
+            let is_ignored = rule.is_some_and(|rule| !child_triggers_sync(delta, rule));
+            if is_claimable(delta) && !is_ignored {
+                delta.interests.iter().for_each(|parent| enqueue.add(&**parent));
             }
         });
         // A new watch delivers only what concerns the parents that are synced after it began.
+        let parents = Arc::clone(parents);
         builder = builder.claims_type(rule.type_ref.clone(), handler).on_synced(move |enqueue| {
-            for parent in synced.index.keys() {
-                enqueue.add(parent);
-            }
+            parents.writes.keys().into_iter().for_each(|parent| enqueue.add(parent));
         });
         builder = if rule.optional { builder.optional() } else { builder.conditional() };
         if keeps_managed_fields {
@@ -327,6 +323,16 @@ fn child_triggers_sync(delta: &Delta, rule: &ChildRule) -> bool {
         || changes_beside_status(delta, |old, new| {
             old.deletion_timestamp != new.deletion_timestamp || old.owners != new.owners
         })
+}
+
+/// Returns whether a parent may own a version of a child, or adopt it. An orphan that is deleted, or
+/// being deleted, cannot be adopted.
+fn is_claimable(delta: &Delta) -> bool {
+    let mut versions = delta.old.iter().chain(&delta.new).map(Object::header);
+    versions.any(|version| {
+        let is_deleted = delta.new.is_none() || version.deletion_timestamp.is_some();
+        !version.owners.is_empty() || !is_deleted
+    })
 }
 
 /// Returns whether an object was created or deleted, or differs in its generation, labels,

@@ -197,7 +197,7 @@ impl ParentReconciler {
         let children = self.definition.children.iter().map(|rule| &rule.type_ref);
         for type_ref in children {
             if let Some(moving) = context.moving_interests(type_ref) {
-                moving.remove((key.primary, &key.key));
+                moving.remove(key);
             }
         }
         self.parents.revisions.forget(key, context);

@@ -97,6 +97,19 @@ impl Builder {
     /// [`Context::moving_interests`]. Examples are the objects of one owner, and the orphans that
     /// it could adopt. Only objects with an owner of the primary kind are kept whole.
     ///
+    /// A change has the names of the interests that it concerns:
+    ///
+    /// ```
+    /// # use pilotlight::{controller::{Controller, Handler}, kind::TypeRef};
+    /// let widgets = TypeRef::kind("example.com", "v1", "Widget");
+    /// let parts = TypeRef::kind("example.com", "v1", "Part");
+    /// let named = Handler::delta(|change, queue| {
+    ///     change.interests.iter().for_each(|request| queue.add(&**request));
+    /// });
+    /// let builder = Controller::builder("widgets").for_type(widgets).claims_type(parts, named);
+    /// # drop(builder);
+    /// ```
+    ///
     /// [`Context::moving_interests`]: crate::controller::Context::moving_interests
     pub fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
         self.kind(type_ref.into(), Role::Claimed(handler), false)

@@ -30,10 +30,8 @@ impl Handler {
     ///
     /// let maps = ServedType::of::<ConfigMap>(Scope::Namespaced);
     /// let context = context.with_input(&maps, maps.clone(), Store::of([map.clone()]));
-    /// let created =
-    ///     Delta { key: pod.key().clone(), old: None, new: Some(pod), initial: false };
     /// assert_eq!(
-    ///     of_all_maps.requests_of(&created, &context),
+    ///     of_all_maps.requests_of(&Delta::created(pod), &context),
     ///     [(Request::from(map.key().clone()), None)]
     /// );
     /// # }
@@ -52,8 +50,7 @@ impl Handler {
         object: &Object,
         context: &Context,
     ) -> Vec<(Request, Option<Add>)> {
-        let (key, new) = (object.key().clone(), Some(object.clone()));
-        let created = Delta { key, old: None, new, initial: false };
+        let created = Delta::created(object.clone());
         Enqueue::collect(context, |queue| {
             self.generic_requests(&created, &|owner| type_in(context, owner), queue);
         })

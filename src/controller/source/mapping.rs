@@ -81,8 +81,7 @@ impl SourceContext {
         let Some(handlers) = self.handlers.as_deref().filter(|_| !self.feed.is_cancelled()) else {
             return;
         };
-        let (key, new) = (object.key().clone(), Some(object.clone()));
-        let created = Delta { key, old: None, new, initial: false };
+        let created = Delta::created(object.clone());
         let passes = |created: &Delta| {
             handlers.predicates.iter().all(|predicate| predicate.passes_generic(created))
         };

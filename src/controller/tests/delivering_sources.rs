@@ -53,7 +53,13 @@ impl ConditionalSource for AllOf {
             // The type is gone, and its objects with it.
             for old in changes.store().list().unwrap_or_default().into_iter() {
                 let (key, old) = (old.key().clone(), Some(old));
-                context.deliver(&Delta { key, old, new: None, initial: false });
+                context.deliver(&Delta {
+                    key,
+                    old,
+                    new: None,
+                    initial: false,
+                    interests: Vec::new(),
+                });
             }
             SourceEnd::Stopped
         };

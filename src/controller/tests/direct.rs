@@ -88,10 +88,6 @@ async fn inputs_of_another_cluster_and_by_name_are_made_by_hand() {
     assert!(context.store_of("other").is_err());
 }
 
-fn created(object: Object) -> Delta {
-    Delta { key: object.key().clone(), old: None, new: Some(object), initial: false }
-}
-
 #[tokio::test]
 async fn handler_is_called_with_a_context_made_by_hand() {
     let server = Server::new();
@@ -109,12 +105,12 @@ async fn handler_is_called_with_a_context_made_by_hand() {
         names.iter().map(|name| (Request::namespaced("ns", *name), Some(soon))).collect()
     };
 
-    assert_eq!(handler.requests_of(&created(sized("x", 9)), &context), expected(&["b"]));
+    assert_eq!(handler.requests_of(&Delta::created(sized("x", 9)), &context), expected(&["b"]));
     assert_eq!(handler.generic_requests_of(&sized("x", 9), &context), expected(&["a"]));
     let synced = Enqueue::collect(&context, |queue| of_size("1", queue));
     assert_eq!(synced, expected(&["a"]));
     // An object that was created again is a deletion and a creation.
-    let mut again = created(sized("y", 9));
+    let mut again = Delta::created(sized("y", 9));
     again.old = Some(sized("x", 9));
     assert_eq!(handler.requests_of(&again, &context), expected(&["b", "b"]));
 }
@@ -133,7 +129,7 @@ async fn owner_is_requested_in_the_scope_of_its_input_made_by_hand() {
     let mut owned = part("one", "a");
     owned["metadata"]["namespace"] = json!("ns");
     let parts = ServedType::of::<super::typed::Part>(Scope::Namespaced);
-    let change = created(Object::from_json(owned.to_string(), &parts).unwrap());
+    let change = Delta::created(Object::from_json(owned.to_string(), &parts).unwrap());
     let of = |context: &Context| handler.requests_of(&change, context);
 
     assert_eq!(of(&of_scope(Scope::Namespaced)), [(Request::namespaced("ns", "a"), None)]);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    informer::{Interest, ObjectKey},
+    informer::{Delta, Interest, ObjectKey},
     manager::RunnableGroup,
 };
 
@@ -297,8 +297,8 @@ impl Reconciler for NamesParts {
         let widget = context.store(&widgets())?.get(&request);
         let named = |mark: &str| Interest::Named(ObjectKey::namespaced("ns", mark));
         match widget.as_ref().and_then(|widget| widget.header().labels.get("mark")) {
-            Some(mark) => moving.set((0, &request.key), vec![named(mark)]),
-            None => moving.remove((0, &request.key)),
+            Some(mark) => moving.set(&request, vec![named(mark)]),
+            None => moving.remove(&request),
         }
         let parts = context.store(&parts())?.all();
         let mut whole: Vec<_> = parts.iter().filter(|part| part.is_whole()).collect();
@@ -307,6 +307,12 @@ impl Reconciler for NamesParts {
         self.0.lock().unwrap().push(format!("{request} {whole:?} of {}", parts.len()));
         Ok(Outcome::Done)
     }
+}
+
+/// Request with the object of a change and the names of the interests that it concerns.
+fn delivered(delta: &Delta) -> Request {
+    let names: Vec<_> = delta.interests.iter().map(|name| name.key.to_string()).collect();
+    Request::namespaced("delivered", format!("{} for {}", delta.key.name, names.join(" ")))
 }
 
 #[tokio::test(start_paused = true)]
@@ -319,7 +325,7 @@ async fn objects_that_the_reconciler_names_are_delivered_after_the_kind_of_an_ow
     harness.server.apply(widget("a", "foreign"));
     let delivered = Handler::delta(|delta, queue| {
         if !delta.initial {
-            queue.add(Request::namespaced("delivered", &*delta.key.name));
+            queue.add(delivered(delta));
         }
     });
     let things = TypeRef::resource("example.com", "v1", "things");
@@ -336,7 +342,7 @@ async fn objects_that_the_reconciler_names_are_delivered_after_the_kind_of_an_ow
     harness.log().await;
     harness.server.apply(object("Part", "foreign", "y"));
 
-    assert_eq!(harness.log().await, ["delivered/foreign"], "without another reconcile");
+    assert_eq!(harness.log().await, ["delivered/foreign for ns/a"], "without another reconcile");
     harness.server.apply(object("Part", "other", "y"));
     assert_eq!(harness.log().await, [""; 0]);
     harness.shutdown().await;
@@ -356,9 +362,7 @@ async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
     let change_all = || ["owned", "foreign", "other"].into_iter().for_each(change);
     change_all();
     harness.server.apply(widget("a", "foreign"));
-    let delivered = Handler::delta(|delta, queue| {
-        queue.add(Request::namespaced("delivered", &*delta.key.name));
-    });
+    let delivered = Handler::delta(|delta, queue| queue.add(delivered(delta)));
     let described = builder().for_type(widgets()).conditional();
     let described = described.claims_type(parts(), delivered).conditional();
     let reconciler = NamesParts(Arc::clone(&harness.log));
@@ -372,7 +376,7 @@ async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
     change("other");
     assert_eq!(harness.log().await, [""; 0]);
     change("foreign");
-    assert_eq!(harness.log().await, ["delivered/foreign"]);
+    assert_eq!(harness.log().await, ["delivered/foreign for ns/a"]);
 
     harness.server.apply(widget("a", "owned"));
     assert_eq!(harness.log().await, [kept]);
@@ -380,9 +384,9 @@ async fn objects_that_the_reconciler_names_are_delivered_and_others_are_not() {
     change("other");
     assert_eq!(harness.log().await, [""; 0], "the interests are replaced");
     change("owned");
-    assert_eq!(harness.log().await, ["delivered/owned"]);
+    assert_eq!(harness.log().await, ["delivered/owned for ns/a"]);
     harness.server.delete("Part", "owned");
-    assert_eq!(harness.log().await, ["delivered/owned"]);
+    assert_eq!(harness.log().await, ["delivered/owned for ns/a"]);
 
     harness.server.delete("Widget", "a");
     assert_eq!(harness.log().await, ["ns/a [] of 2"]);
@@ -400,9 +404,7 @@ async fn named_object_that_is_created_while_its_version_changes_is_delivered() {
     harness.server.apply(widget("a", "later"));
     harness.server.apply(widget("b", "kept"));
     harness.server.apply(object("Part", "kept", "x"));
-    let delivered = Handler::delta(|delta, queue| {
-        queue.add(Request::namespaced("delivered", &*delta.key.name));
-    });
+    let delivered = Handler::delta(|delta, queue| queue.add(delivered(delta)));
     let described = builder().for_type(widgets()).conditional();
     let described = described.claims_type(parts().any_version(), delivered);
     let reconciler = NamesParts(Arc::clone(&harness.log));
@@ -417,7 +419,7 @@ async fn named_object_that_is_created_while_its_version_changes_is_delivered() {
     harness.server.apply(object("Part", "foreign", "x"));
     harness.server.install(crd("Part"), &["v2"]);
 
-    assert_eq!(harness.log().await, ["delivered/later"]);
+    assert_eq!(harness.log().await, ["delivered/later for ns/a"]);
     assert_eq!(harness.status().epoch, 1);
     harness.shutdown().await;
 }
@@ -442,13 +444,11 @@ async fn object_that_is_named_while_its_version_changes_is_delivered() {
             let moving = context.moving_interests(&type_ref).ok_or("parts have no interests")?;
             waits.notified().await;
             let one = ObjectKey::namespaced("ns", "one");
-            moving.set((0, &request.key), vec![Interest::Named(one)]);
+            moving.set(&request, vec![Interest::Named(one)]);
             Ok(Outcome::Done)
         }
     };
-    let delivered = Handler::delta(|delta, queue| {
-        queue.add(Request::namespaced("delivered", &*delta.key.name));
-    });
+    let delivered = Handler::delta(|delta, queue| queue.add(delivered(delta)));
     let described = builder().for_type(widgets()).conditional().max_concurrent_reconciles(2);
     let described = described.claims_type(parts().any_version(), delivered);
     let controller = described.build(&harness.cluster, reconcile).unwrap();
@@ -464,7 +464,7 @@ async fn object_that_is_named_while_its_version_changes_is_delivered() {
     changed["apiVersion"] = "example.com/v2".into();
     harness.server.apply(changed);
 
-    assert_eq!(harness.log().await, ["delivered/one"], "by the handle of before");
+    assert_eq!(harness.log().await, ["delivered/one for ns/a"], "by the handle of before");
     assert_eq!(harness.status().epoch, 1);
     harness.shutdown().await;
 }

@@ -198,11 +198,10 @@ fn an_interest_that_is_set_before_the_store_is_read_misses_no_change() {
             let read = read.clone();
             model.act(move |_| {
                 let moving = subscription.moving_interests();
-                moving.set((0, &key("parent")), vec![Interest::OwnerUid("p".into())]);
+                moving.set(key("parent"), vec![Interest::OwnerUid("p".into())]);
                 let mut view = View::default();
                 for object in subscription.store().owned_by("p") {
-                    let key = object.key().clone();
-                    view.see(Delta { key, old: None, new: Some(object), initial: true });
+                    view.see(Delta::created(object));
                 }
                 *read.lock() = Some((subscription, view));
             })

@@ -514,25 +514,25 @@ async fn interests_of_every_clone_move_to_the_replacement() {
     harness.script.list().await.page(10, "", &[widget("a", 1), widget("b", 2)]);
     let watch = harness.script.watch(10).await.open();
     let moving = replaced.moving_interests();
-    moving.set((0, &key), named("a"));
-    moving.set((0, &other), named("b"));
+    moving.set(key.clone(), named("a"));
+    moving.set(other.clone(), named("b"));
     let mut replacement = harness.subscribe_to(Vec::new());
     let early = moving.clone();
 
     moving.move_to(&replacement);
-    early.set((0, &key), named("b"));
-    early.remove((0, &other));
+    early.set(key.clone(), named("b"));
+    early.remove(other.clone());
     watch.event("MODIFIED", &widget("b", 11));
     assert_eq!(change(&mut replaced).await, ("b".into(), 2, 11));
     assert_eq!(change(&mut replacement).await, ("b".into(), 2, 11));
 
     moving.end_move();
     drop(replaced);
-    early.set((0, &key), named("a"));
+    early.set(key.clone(), named("a"));
     watch.event("MODIFIED", &widget("b", 12));
     watch.event("MODIFIED", &widget("a", 13));
     assert_eq!(change(&mut replacement).await, ("a".into(), 1, 13));
-    moving.remove((0, &key));
+    moving.remove(key.clone());
     watch.event("MODIFIED", &widget("a", 14));
     run_until_idle().await;
     assert!(replacement.next().now_or_never().is_none(), "no interest is left");
@@ -548,19 +548,19 @@ async fn interest_set_during_a_move_reaches_both_and_later_ones_the_replacement(
     harness.script.list().await.page(10, "", &objects);
     let watch = harness.script.watch(10).await.open();
     let moving = replaced.moving_interests();
-    moving.set((0, &key), named("a"));
+    moving.set(key.clone(), named("a"));
     let mut replacement = harness.subscribe_to(Vec::new());
 
     moving.move_to(&replacement);
     watch.event("MODIFIED", &widget("a", 11));
     assert_eq!(change(&mut replaced).await, ("a".into(), 1, 11));
     assert_eq!(change(&mut replacement).await, ("a".into(), 1, 11));
-    moving.set((0, &key), named("b"));
+    moving.set(key.clone(), named("b"));
     watch.event("MODIFIED", &widget("b", 12));
     assert_eq!(change(&mut replaced).await, ("b".into(), 2, 12));
     assert_eq!(change(&mut replacement).await, ("b".into(), 2, 12));
     moving.end_move();
-    moving.set((0, &key), named("c"));
+    moving.set(key.clone(), named("c"));
     watch.event("MODIFIED", &widget("c", 13));
 
     assert_eq!(change(&mut replacement).await, ("c".into(), 3, 13));

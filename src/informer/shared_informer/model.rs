@@ -4,7 +4,7 @@
 //! The test plays the informer's task and all subscribers on one thread. Orders of threads are the
 //! subject of the set's model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt;
 use proptest::{prelude::*, sample::select};
@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Handle};
 use super::*;
 use crate::{
     informer::{
-        Delta, Projection, Selection, Selector,
+        Delta, InterestName, Projection, Selection, Selector,
         decode::Decoder,
         fixture::{Fixture, widgets},
         mailbox::Extent,
@@ -97,6 +97,8 @@ type Version = (String, u64);
 struct Concerned {
     old: Option<Version>,
     new: Option<Version>,
+    /// Parents that the old or the new object concerned.
+    parents: BTreeSet<usize>,
     /// True if the scan of the subscriber had ended before.
     settled: bool,
 }
@@ -151,6 +153,11 @@ fn uid_of(key: &ObjectKey, uid: u64) -> String {
     format!("{key}-{uid}")
 }
 
+/// Name of the interests of a parent.
+fn name_of(parent: usize) -> Arc<InterestName> {
+    Arc::new(ObjectKey::cluster(format!("p{parent}")).into())
+}
+
 /// Key of an object: each name is used in two namespaces.
 fn key(number: usize) -> ObjectKey {
     ObjectKey::namespaced(["n", "m"][number % 2], format!("o{}", number / 2))
@@ -188,6 +195,15 @@ impl View {
         self.deliver.iter().any(|interest| interest.concerns(object.header()))
     }
 
+    /// Returns the parents that an object concerns.
+    fn parents(&self, object: Option<&Object>) -> BTreeSet<usize> {
+        let concerns = |(_, interests): &(&usize, &Vec<Interest>)| {
+            let object = object.map(Object::header);
+            object.is_some_and(|object| interests.iter().any(|it| it.concerns(object)))
+        };
+        self.moving.iter().filter(concerns).map(|(parent, _)| *parent).collect()
+    }
+
     fn keeps(&self, object: &Object) -> bool {
         self.whole.iter().chain(&self.deliver).any(|it| it.concerns(object.header()))
     }
@@ -200,6 +216,12 @@ impl View {
         }
         let [old, new] = [&delta.old, &delta.new].map(|it| it.as_ref().map(identity));
         let due = self.due.remove(key).unwrap_or_default();
+        let names: BTreeSet<_> = delta.interests.iter().cloned().collect();
+        // A scan names the parents of the time when it finds the object.
+        if !due.is_empty() && due.iter().all(|change| change.settled) {
+            let parents = due.iter().flat_map(|change| &change.parents);
+            assert_eq!(names, parents.map(|parent| name_of(*parent)).collect(), "{key}: {due:?}");
+        }
         match due.last() {
             None => {
                 let scanned = delta.new.as_ref().is_some_and(|new| self.delivers(new));
@@ -246,8 +268,10 @@ impl Model {
         for view in &mut self.views {
             if old.is_some_and(|it| view.concerns(it)) || new.is_some_and(|it| view.concerns(it)) {
                 let settled = view.joined.mailbox.reaches(Extent::Drained).now_or_never().is_some();
+                let parents = &view.parents(old) | &view.parents(new);
                 let (old, new) = (old.map(identity), new.map(identity));
-                view.due.entry(key.clone()).or_default().push(Concerned { old, new, settled });
+                let change = Concerned { old, new, parents, settled };
+                view.due.entry(key.clone()).or_default().push(change);
             }
         }
     }
@@ -366,8 +390,8 @@ impl Model {
             Step::Move { subscriber, parent, interests } => {
                 if let Some(at) = some(&self.views, subscriber) {
                     let view = &mut self.views[at];
-                    let slot = ObjectKey::cluster(format!("p{parent}"));
-                    self.informer.set_interests(view.joined.id, (0, &slot), interests.clone());
+                    let name = name_of(parent);
+                    self.informer.set_interests(view.joined.id, &name, interests.clone());
                     view.moving.insert(parent, interests);
                     self.check_lookups(at);
                 }
@@ -405,11 +429,11 @@ impl Model {
             let is_examined = after.is_none_or(|after| key > after)
                 && last.as_ref().is_none_or(|last| key <= last);
             if is_examined && view.concerns(&object) {
-                let same = Some(identity(&object));
+                let (same, parents) = (Some(identity(&object)), view.parents(Some(&object)));
                 let due = view.due.entry(key.clone()).or_default();
                 // A pending change stays as it is.
                 if due.is_empty() {
-                    due.push(Concerned { old: same.clone(), new: same, settled: true });
+                    due.push(Concerned { old: same.clone(), new: same, parents, settled: true });
                 }
             }
         }
@@ -470,7 +494,7 @@ impl Model {
                 view.receive(delta, stored.as_ref());
             }
             let stored = self.informer.concerned(view.joined.id);
-            view.due.retain(|key, _| stored.iter().all(|object| object.key() != key));
+            view.due.retain(|key, _| stored.iter().all(|delta| delta.key != *key));
             assert!(view.due.is_empty(), "{:?} concerned it and is lost", view.due);
         }
     }

@@ -1,116 +1,70 @@
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    informer::{COMPARED, ObjectKey},
     kind::Scope,
-    meta::children::fixtures::served,
+    meta::{
+        children::fixtures::served,
+        customize::{CustomizeLimits, related_rules},
+        hook_rule::HookVersion,
+    },
 };
-
-fn object(namespace: &str, name: &str, labels: Value) -> Object {
-    let json = json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}});
-    let served = served("", "configmaps", "ConfigMap", Scope::Namespaced);
-    Object::from_json(json.to_string(), &served).unwrap()
-}
-
-fn change(old: Option<Object>, new: Option<Object>) -> Delta {
-    let key = old.as_ref().or(new.as_ref()).unwrap().key().clone();
-    Delta { key, old, new, initial: false }
-}
-
-fn selected(namespace: Option<&str>, selector: &str) -> Interest {
-    let (namespace, selector) = (namespace.map(Arc::from), selector.parse().unwrap());
-    Interest::Selected(Selection { namespace, selector })
-}
 
 fn parent(name: &str) -> Request {
     Request::namespaced("ns", name)
 }
 
-fn names(parents: &[Request]) -> Vec<&str> {
-    parents.iter().map(|parent| &*parent.name).collect()
+/// Change of the labels of a namespace.
+fn labelled(old: Option<Value>, new: Option<Value>) -> Delta {
+    let [old, new] = [old, new].map(|labels| {
+        let json = json!({"metadata": {"name": "team", "labels": labels?}});
+        let served = served("", "namespaces", "Namespace", Scope::Cluster);
+        Some(Object::from_json(json.to_string(), &served).unwrap())
+    });
+    let key = old.as_ref().or(new.as_ref()).unwrap().key().clone();
+    Delta { key, old, new, initial: false, interests: Vec::new() }
 }
 
-#[test]
-fn related_object_concerns_its_parents_before_and_after_a_change() {
-    let mut concerned = ConcernedParents::default();
-    concerned.set(&parent("labels"), vec![selected(None, "app=x")]);
-    concerned.set(&parent("own"), vec![selected(Some("ns"), "")]);
-    let named = ObjectKey::namespaced("far", "a");
-    concerned.set(&parent("named"), vec![Interest::Named(named)]);
-    concerned.set(&parent("anywhere"), vec![Interest::NamedAnywhere("a".into())]);
-    let of = |concerned: &ConcernedParents, old, new| {
-        let found = concerned.by_change(&change(old, new));
-        names(&found).join(" ")
-    };
-    let (x, y) = (json!({"app": "x"}), json!({"app": "y"}));
-
-    assert_eq!(of(&concerned, None, Some(object("ns", "b", x.clone()))), "labels own");
-    assert_eq!(of(&concerned, None, Some(object("far", "a", y.clone()))), "anywhere named");
-    let (old, new) = (object("far", "b", x.clone()), object("far", "b", y));
-    assert_eq!(of(&concerned, Some(old.clone()), Some(new)), "labels");
-    assert_eq!(of(&concerned, Some(old.clone()), None), "labels");
-
-    concerned.set(&parent("labels"), vec![selected(None, "app=z")]);
-    assert_eq!(of(&concerned, Some(old), None), "");
-    for name in ["labels", "own", "named", "anywhere"] {
-        assert!(concerned.leave(&parent(name)));
-        assert!(!concerned.leave(&parent(name)));
-    }
-    assert_eq!(of(&concerned, None, Some(object("ns", "a", x))), "");
+/// Keeps a response with these selectors of namespaces.
+fn keep_selectors(related: &RelatedObjects, parent: &Request, selectors: &[Value]) {
+    let rules = selectors.iter().map(|selector| {
+        json!({"apiVersion": "v1", "resource": "configmaps", "namespaceSelector": selector})
+    });
+    let body = json!({"relatedResources": rules.collect::<Vec<_>>()});
+    let body = Bytes::from(body.to_string());
+    let limits = CustomizeLimits::default();
+    let rules = related_rules(&body, false, HookVersion::V2, None, &limits).unwrap();
+    let declared = Fingerprint::of(b"{}").unwrap();
+    related.keep_response(parent, &Arc::from("u"), declared, &rules.into());
 }
 
-#[test]
-fn namespace_concerns_the_parents_whose_selector_begins_or_ends_to_match() {
-    let mut concerned = ConcernedParents::default();
-    concerned.set(&parent("x"), vec![selected(None, "app=x")]);
-    concerned.set(&parent("both"), vec![selected(None, "app=x"), selected(None, "tier")]);
+#[tokio::test(start_paused = true)]
+async fn namespace_concerns_the_parents_whose_selector_begins_or_ends_to_match() {
+    let related = RelatedObjects::default();
+    let app = |value: &str| json!({"matchLabels": {"app": value}});
+    let tier = json!({"matchExpressions": [{"key": "tier", "operator": "Exists"}]});
+    keep_selectors(&related, &parent("x"), &[app("x")]);
+    keep_selectors(&related, &parent("both"), &[app("x"), tier]);
+    keep_selectors(&related, &parent("moves"), &[app("x"), app("z")]);
     let of = |old: Option<Value>, new: Option<Value>| {
-        let at = |labels| object("", "team", labels);
-        let found = concerned.by_match(&change(old.map(at), new.map(at)));
-        names(&found).join(" ")
+        let change = labelled(old, new);
+        let all = ["both", "moves", "x", "without a response"].into_iter();
+        let found = all.filter(|name| related.matches_differently(&parent(name), &change));
+        found.collect::<Vec<_>>().join(", ")
     };
-    let (x, y) = (json!({"app": "x"}), json!({"app": "y"}));
+    let [x, y, z] = ["x", "y", "z"].map(|value| json!({"app": value}));
+    let all = "both, moves, x, without a response";
 
-    assert_eq!(of(None, Some(x.clone())), "both x");
-    assert_eq!(of(Some(x.clone()), Some(y.clone())), "both x");
-    assert_eq!(of(Some(x.clone()), Some(json!({"app": "x", "other": "1"}))), "");
-    assert_eq!(of(Some(x.clone()), Some(json!({"app": "x", "tier": "1"}))), "both");
-    assert_eq!(of(Some(y), None), "");
-    assert_eq!(of(Some(x), None), "both x");
-    let (dev, prod) = (json!({"env": "dev"}), json!({"env": "prod"}));
-    concerned.set(&parent("moves"), vec![selected(None, "env=dev"), selected(None, "env=prod")]);
-    let moved = change(Some(object("", "team", dev)), Some(object("", "team", prod)));
-    assert_eq!(names(&concerned.by_match(&moved)), ["moves"], "from one selector to the other");
-}
-
-#[test]
-#[expect(clippy::print_stderr, reason = "the ratio is shown where the test is run by hand")]
-fn cost_of_a_related_event_does_not_depend_on_the_number_of_parents() {
-    let compared = |parents: usize| {
-        let mut concerned = ConcernedParents::default();
-        for number in 0..parents {
-            let namespace = format!("ns-{number}");
-            let own = ObjectKey::namespaced(&*namespace, "config");
-            let interests = vec![
-                selected(None, &format!("app=x,parent=p{number}")),
-                selected(Some(&namespace), ""),
-                Interest::Named(own),
-                Interest::NamedAnywhere(format!("name-{number}").into()),
-            ];
-            concerned.set(&Request::namespaced(&*namespace, "p"), interests);
-        }
-        let changed = object("ns-7", "config", json!({"app": "x", "parent": "p3"}));
-        COMPARED.set(0);
-        let found = concerned.by_change(&change(None, Some(changed)));
-        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(found, ["ns-3/p", "ns-7/p"]);
-        COMPARED.get()
-    };
-
-    let [few, many] = [10, 10_000].map(compared);
-    eprintln!("comparisons at 10 and 10,000 parents: {few} and {many}");
-    assert_eq!(few, many);
+    assert_eq!(of(None, Some(x.clone())), all);
+    assert_eq!(of(Some(x.clone()), Some(y.clone())), all);
+    assert_eq!(of(Some(x.clone()), None), all);
+    let other = json!({"app": "x", "other": "1"});
+    assert_eq!(of(Some(x.clone()), Some(other)), "without a response");
+    let tier = json!({"app": "x", "tier": "1"});
+    assert_eq!(of(Some(x.clone()), Some(tier)), "both, without a response");
+    assert_eq!(of(Some(y.clone()), None), "without a response");
+    assert_eq!(of(Some(y), Some(z)), "moves, without a response");
 }
 
 #[tokio::test(start_paused = true)]

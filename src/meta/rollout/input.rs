@@ -127,7 +127,7 @@ impl RevisionInput {
     /// Removes the interests of a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, parent: &Request, context: &Context) {
         if let Ok((_, Some(moving))) = context.claimed(REVISIONS) {
-            moving.remove((parent.primary, &parent.key));
+            moving.remove(parent);
         }
     }
 

@@ -12,9 +12,8 @@ use crate::{
     informer::{Object, ObjectKey},
     kind::TypeRef,
     meta::{
-        ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ParentIndex,
-        ResponseBudget, Selector, children::fixtures::parent, counted_hook::CountedHook,
-        hook_health::Failure,
+        ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ResponseBudget,
+        Selector, children::fixtures::parent, counted_hook::CountedHook, hook_health::Failure,
     },
 };
 
@@ -70,13 +69,12 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let key = Request::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    let interests = ParentIndex::interests(&key, &"u".into(), Some(&Selector::default()));
-    runnable.parents.index.insert(&key, &interests);
+    runnable.parents.writes.track(&key, &"u".into());
     let failure = Failure { hook: None, reason: "HookTimeout", message: String::new() };
     runnable.parents.hook.failed(&key, failure);
 
     drop(run);
-    assert!(runnable.parents.index.keys().is_empty());
+    assert!(runnable.parents.writes.keys().is_empty());
     assert!(runnable.health().borrow().failing.is_empty());
     epoch.drain().await;
     epoch.wait_ended().await;
@@ -155,6 +153,36 @@ fn version_of_a_parent(metadata: Value) -> Object {
     Object::from_json(object.to_string(), &parent(Some("ns")).served).unwrap()
 }
 
+fn change(old: Option<Object>, new: Option<Object>) -> Delta {
+    let key = ObjectKey::namespaced("ns", "p");
+    Delta { key, old, new, initial: false, interests: Vec::new() }
+}
+
+#[test]
+fn orphan_that_is_deleted_or_being_deleted_concerns_no_parent() {
+    let check = |old: Option<Value>, new: Option<Value>, expected: bool| {
+        let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
+        let delta = change(old, new);
+        assert_eq!(is_claimable(&delta), expected, "{delta:?}");
+    };
+    let orphan = || Some(json!({}));
+    let deleting = || Some(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }));
+    let owned = || {
+        let owner = json!({ "apiVersion": "v1", "kind": "Thing", "name": "o", "uid": "o" });
+        Some(json!({ "ownerReferences": [owner], "deletionTimestamp": "2026-01-01T00:00:00Z" }))
+    };
+
+    check(None, orphan(), true);
+    check(orphan(), orphan(), true);
+    check(orphan(), None, false);
+    check(None, deleting(), false);
+    check(deleting(), deleting(), false);
+    check(deleting(), None, false);
+    check(owned(), None, true);
+    check(owned(), orphan(), true);
+    check(deleting(), owned(), true);
+}
+
 #[test]
 fn status_that_one_of_the_selecting_rules_wants_causes_a_sync() {
     let finalizer = Finalizer::of(ControllerKind::Decorator, "things", true);
@@ -166,7 +194,7 @@ fn status_that_one_of_the_selecting_rules_wants_causes_a_sync() {
         let version =
             |version| json!({ "resourceVersion": version, "finalizers": finalizers.clone() });
         let [old, new] = ["1", "2"].map(|it| Some(version_of_a_parent(version(it))));
-        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        let delta = change(old, new);
         for (rules, expected) in [
             (vec![ignoring.clone()], false),
             (vec![ignoring.clone(), wanting("x")], true),
@@ -184,7 +212,7 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let finalizer = Finalizer::of(ControllerKind::Composite, "things", true);
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
-        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        let delta = change(old, new);
         let triggers = |ignore_status_changes| {
             let labels = Selector::label("app", "x");
             let rule = ParentRule { labels, ignore_status_changes, ..ParentRule::default() };

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
-    informer::{Object, Selection},
+    informer::{Interest, Object, Selection},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        ParentIndex,
         children::{Child, Parent, ServedChildType},
         ownership::Ownership,
     },
@@ -34,16 +33,15 @@ impl ParentReconciler {
         ownership: &Ownership,
         context: &Context,
     ) -> Result<ObservedState, SyncError> {
-        // Before any child is read, so that each later change of a child finds its parent.
-        let interests = ParentIndex::interests(&parent.key, &parent.uid, ownership.adopts());
-        self.parents.index.insert(&parent.key, &interests);
+        let interests = interests(parent, ownership);
         let (mut groups, mut stores) = (Vec::new(), Vec::new());
         let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Ok(served), Ok(store)) => {
+                    // Before any child is read, so that each later change names the parent.
                     if let Some(moving) = context.moving_interests(&rule.type_ref) {
-                        moving.set((parent.key.primary, &parent.key.key), interests.clone());
+                        moving.set(&parent.key, interests.clone());
                     }
                     groups.push(ServedChildType { served, strategy: rule.strategy });
                     stores.push(store);
@@ -90,6 +88,16 @@ impl ParentReconciler {
         };
         Ok(ObservedState { groups, missing, absent, children })
     }
+}
+
+/// Returns the interests of a parent in children: its own, and the orphans that it could adopt, if it
+/// adopts those of a selector.
+fn interests(parent: &Parent, ownership: &Ownership) -> Vec<Interest> {
+    let orphans = ownership.adopts().map(|selector| {
+        let (namespace, selector) = (parent.key.namespace.clone(), selector.clone());
+        Interest::Orphans(Selection { namespace, selector })
+    });
+    [Interest::OwnerUid(parent.uid.clone())].into_iter().chain(orphans).collect()
 }
 
 fn in_namespace(object: &Object, namespace: &str) -> bool {

@@ -73,7 +73,7 @@ impl ParentReconciler {
         if let Some(moving) = moving {
             let interests =
                 vec![Interest::OwnerUid(parent.uid.clone()), Interest::Orphans(orphans.clone())];
-            moving.set((parent.key.primary, &parent.key.key), interests);
+            moving.set(&parent.key, interests);
         }
         let found = store.claimable_by(&parent.uid, Some(&orphans).filter(|_| !parent.terminating));
         let (mut objects, candidates) = found

@@ -152,7 +152,7 @@ mod tests {
 
     fn change(old: Option<Object>, new: Option<Object>) -> Delta {
         let key = old.iter().chain(&new).next().unwrap().key().clone();
-        Delta { key, old, new, initial: false }
+        Delta { key, old, new, initial: false, interests: Vec::new() }
     }
 
     /// Events since the last call, as text.

@@ -232,7 +232,7 @@ fn predicate_of_kube_drops_changes_with_an_equal_value() {
     let passes = |old: Option<&Object>, new: Option<&Object>| {
         let key = old.or(new).unwrap().key().clone();
         let (old, new) = (old.cloned(), new.cloned());
-        predicate.passes(&Delta { key, old, new, initial: false })
+        predicate.passes(&Delta { key, old, new, initial: false, interests: Vec::new() })
     };
     let first = widget("1", 1, "x");
 

@@ -17,8 +17,7 @@ use crate::{
         run::input_status::{Attached, InputStatus},
     },
     informer::{
-        Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Object, Store,
-        Subscription,
+        Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Subscription,
     },
     manager::WatchState,
 };
@@ -230,8 +229,7 @@ impl<'a> KindRun<'a> {
                 true => created(&changes, subscription),
                 false => Vec::new(),
             };
-            let store = subscription.store();
-            let replaced = changes.into_iter().filter_map(|change| replaced(change, &store));
+            let replaced = changes.into_iter().filter_map(|change| replaced(change, subscription));
             for change in replaced.chain(created) {
                 self.deliver(&change);
             }
@@ -323,19 +321,25 @@ fn last_changes(subscription: &Subscription) -> Vec<Delta> {
     let mut changes = subscription.take_pending();
     let deleted = changes.iter().filter(|change| change.new.is_none());
     let deleted: HashSet<_> = deleted.map(|change| change.key.clone()).collect();
-    let others = objects.iter().filter(|object| !deleted.contains(object.key()));
-    changes.extend(others.map(gone));
+    let others = objects.into_iter().filter(|object| !deleted.contains(&object.key));
+    changes.extend(others.map(|it| Delta { old: it.new, new: None, initial: false, ..it }));
     changes
 }
 
-/// Returns a last change of a held subscription as the change to its replacement; `None` if the
+/// Last change of the held subscription, as its replacement would have delivered it; `None` if the
 /// object is the same, or was not delivered. A changed uid is a deletion and a creation, as in any
 /// change.
-fn replaced(change: Delta, store: &Store) -> Option<Delta> {
+fn replaced(change: Delta, replacement: &Subscription) -> Option<Delta> {
     let old = change.old?;
-    let new = change.new.or_else(|| store.get(&change.key));
+    let new = change.new.or_else(|| replacement.store().get(&change.key));
     let is_same = new.as_ref().is_some_and(|new| new.is_same_version(&old));
-    (!is_same).then_some(Delta { key: change.key, old: Some(old), new, initial: false })
+    let mut interests = change.interests;
+    let names = new.as_ref().map(|new| replacement.names(new.header()));
+    interests.extend(names.unwrap_or_default());
+    interests.sort_unstable();
+    interests.dedup();
+    let delta = Delta { key: change.key, old: Some(old), new, initial: false, interests };
+    (!is_same).then_some(delta)
 }
 
 /// Returns the objects that concern a replacement and were not delivered before: created since, or
@@ -347,18 +351,5 @@ fn created(changes: &[Delta], replacement: &Subscription) -> Vec<Delta> {
     };
     let (known, pending) = (of(false), of(true));
     let objects = replacement.concerned().into_iter();
-    let created =
-        objects.filter(|object| !known.contains(object.key()) || pending.contains(object.key()));
-    created
-        .map(|object| Delta {
-            old: None,
-            new: Some(object.clone()),
-            key: object.key().clone(),
-            initial: true,
-        })
-        .collect()
-}
-
-fn gone(object: &Object) -> Delta {
-    Delta { key: object.key().clone(), old: Some(object.clone()), new: None, initial: false }
+    objects.filter(|it| !known.contains(&it.key) || pending.contains(&it.key)).collect()
 }

@@ -74,7 +74,7 @@ async fn changed_content_is_delivered_to_a_subscriber_that_keeps_no_object_whole
     let named = harness.subscribe_to(vec![Interest::Named(ObjectKey::cluster("other"))]);
     let mut subscription = harness.subscribe_to(Vec::new());
     let moving = subscription.moving_interests();
-    moving.set((0, &ObjectKey::cluster("p")), vec![Interest::Named(ObjectKey::cluster("a"))]);
+    moving.set(ObjectKey::cluster("p"), vec![Interest::Named(ObjectKey::cluster("a"))]);
     answer(harness.script.list().await, &[usage("a", 1)]);
     assert_eq!(changes(&mut subscription).await.len(), 1);
 
