@@ -166,11 +166,13 @@ async fn child_is_replaced_once_while_the_cache_of_children_is_behind() {
     faults.cut_open(of_children);
 
     harness.server.apply(thing(None)).unwrap();
-    pass().await;
-    let replaced = child(&harness);
-    assert_eq!(owner(&harness), uid_of(&harness, ""));
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(deletions(&harness).len(), 1, "the cache still has the child");
     faults.remove(behind);
     faults.cut_open(of_children);
+    sleep(Duration::from_secs(60)).await;
+    let replaced = child(&harness);
+    assert_eq!(owner(&harness), uid_of(&harness, ""));
     sleep(Duration::from_secs(600)).await;
 
     assert_eq!(child(&harness)["metadata"]["uid"], replaced["metadata"]["uid"]);
