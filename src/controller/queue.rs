@@ -215,12 +215,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         Some(self.shared.record_get(popped))
     }
 
-    /// Waits until a key is ready that no worker processes; `None` as for [`Queue::get`]. Cancel
-    /// safe.
-    pub(super) async fn available(&self) -> Option<()> {
-        self.take(|core, _| core.has_available().then_some(())).await
-    }
-
     /// Returns the next key, if one is ready that no worker processes.
     #[inline]
     pub(super) fn try_get(&self) -> Option<Item<K>> {

@@ -9,7 +9,6 @@ mod last_error;
 pub(in crate::controller) mod named_inputs;
 pub(in crate::controller) mod outcome;
 mod settlement;
-mod shared_slots;
 mod shutdown;
 pub(in crate::controller) mod slots;
 pub(in crate::controller) mod unconfirmed;
@@ -23,7 +22,7 @@ use std::{
 use foldhash::quality::RandomState;
 use tokio::{
     select,
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     task::{AbortHandle, Id, JoinError, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
@@ -40,7 +39,6 @@ use super::{
     run::input_status::{InputMode, InputStatuses},
     run::named_inputs::{NamedTasks, status_of},
     run::outcome::{Attempt, NextReconcile},
-    run::shared_slots::SharedSlots,
     run::slots::WorkerSlots,
     spec::{Spec, resource_of},
 };
@@ -303,7 +301,6 @@ impl EpochRun {
     async fn reconcile(&mut self) -> Result<(), RunError> {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
-        let mut shared_slots = SharedSlots::new(epoch.reconciles());
         loop {
             let capacity = self.slots.assign(self.workers.len());
             let due = self.failures.due();
@@ -323,16 +320,14 @@ impl EpochRun {
                     self.spec.carried_over.unconfirmed.expire();
                 }
                 () = self.slots.freed() => {}
-                Some((item, shared)) = shared_slots.next(&self.queue, capacity, &self.slots) => {
-                    self.spawn(item, shared);
-                }
+                Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
         }
     }
 
     /// Starts the reconcile of a request in a slot. A request that is throttled, or whose caches are
     /// behind, returns to the queue.
-    fn spawn(&mut self, item: Item<Request>, shared: Option<OwnedSemaphorePermit>) {
+    fn spawn(&mut self, item: Item<Request>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
             let priority = item.priority;
@@ -347,7 +342,7 @@ impl EpochRun {
             self.requeue_or_forget(item, NextReconcile::Wait(behind));
             return;
         }
-        let slot = self.slots.take(&self.spec.series, shared);
+        let slot = self.slots.take(&self.spec.series);
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
         let primary = self.spec.primaries.get(item.key.primary);
@@ -368,22 +363,14 @@ impl EpochRun {
         // The user's function is called inside the task, so that its panic is the task's. Boxed
         // first, since each future around it would move its kilobytes again.
         let reconcile = Box::pin(async move {
-            let reader = |cluster: Option<&ForeignCluster>| {
-                slot.release_shared();
-                context.reader(cluster)
-            };
-            let confirmed = async {
-                let settled = reconciling.confirm(context.statuses(), reader).await;
-                if settled.is_ok() {
-                    slot.regain().await;
-                }
-                settled
-            };
+            // Given back at the end of the reconcile, if it was not released before.
+            let _slot = slot;
+            let reader = |cluster: Option<&ForeignCluster>| context.reader(cluster);
             let settled = select! {
                 biased;
                 // The reconcile has not begun, so that a stop need not wait for it.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = confirmed => settled,
+                settled = reconciling.confirm(context.statuses(), reader) => settled,
             };
             if let Err(behind) = settled {
                 return Attempt::Behind(behind);

@@ -73,7 +73,6 @@ mod transforms;
 mod typed;
 mod types;
 mod unknown_outcome;
-mod worker_limit;
 mod write;
 
 /// Running cluster and manager, with the log of a controller's requests.

@@ -6,7 +6,7 @@ use kube::Client;
 use prometheus_client::metrics::counter::Counter;
 use tokio::{
     select,
-    sync::{Semaphore, watch},
+    sync::watch,
     time::{Instant, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -57,8 +57,6 @@ struct EpochInner {
     tasks: SpawnedTasks,
     // Tasks that the run itself ends; counted and awaited, but never aborted from here.
     tracker: TaskTracker,
-    // Shared by all epochs of the manager.
-    reconciles: Option<Arc<Semaphore>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +71,7 @@ impl Epoch {
     /// signals it to stop: drop the run's future instead. Only the manager stops its own epochs.
     pub fn new(controller: impl Into<ControllerName>, number: u64, grace: Duration) -> Self {
         let leadership = Leadership::NotNeeded;
-        Self::counted(controller.into(), number, grace, Counter::default(), leadership, None)
+        Self::counted(controller.into(), number, grace, Counter::default(), leadership)
     }
 
     /// Epoch of a manager, whose tasks that panic are counted.
@@ -83,7 +81,6 @@ impl Epoch {
         grace: Duration,
         panics: Counter,
         leadership: Leadership,
-        reconciles: Option<Arc<Semaphore>>,
     ) -> Self {
         Self {
             inner: Arc::new(EpochInner {
@@ -97,7 +94,6 @@ impl Epoch {
                 fence: Fence::elected(leadership),
                 tasks: SpawnedTasks::new(panics),
                 tracker: TaskTracker::new(),
-                reconciles,
             }),
             refused: None,
         }
@@ -212,11 +208,6 @@ impl Epoch {
     /// Tasks spawned by [`Epoch::spawn`].
     pub(super) fn tasks(&self) -> &SpawnedTasks {
         &self.inner.tasks
-    }
-
-    /// Slots for the reconciles of all controllers of the manager, if it limits them.
-    pub(crate) fn reconciles(&self) -> Option<&Arc<Semaphore>> {
-        self.inner.reconciles.as_ref()
     }
 
     /// Tracker for tasks that the run itself ends. The epoch is not done before the last one has

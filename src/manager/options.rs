@@ -1,19 +1,18 @@
 //! Settings of a manager.
 
-use std::{num::NonZeroUsize, time::Duration};
+use std::time::Duration;
 
 use super::{ManagerMetrics, RestartBackoff};
 
 /// Settings that apply to all runnables of a manager.
 ///
 /// ```
-/// use std::{num::NonZeroUsize, time::Duration};
+/// use std::time::Duration;
 ///
 /// use pilotlight::manager::{Manager, ManagerOptions};
 ///
 /// let manager = Manager::new(ManagerOptions {
 ///     graceful_shutdown_timeout: Some(Duration::from_secs(10)),
-///     max_concurrent_reconciles: NonZeroUsize::new(64),
 ///     ..ManagerOptions::default()
 /// });
 /// # drop(manager);
@@ -27,14 +26,6 @@ pub struct ManagerOptions {
     /// that have not reported running, in each of these groups; 2 min. After that the manager logs
     /// the late ones, reports them as `StartTimeout`, and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
-    /// Maximum number of concurrent reconciles of all controllers together, beside the maximum of
-    /// each; none by default. Controllers of kube-rs are not counted. A declared controller
-    /// releases its slot at its first write.
-    ///
-    /// Slots are shared fairly: each controller waits with one request at a time, in the order of
-    /// arrival. A request that waits, for its time or for another reconcile of the same object,
-    /// takes no slot.
-    pub max_concurrent_reconciles: Option<NonZeroUsize>,
     /// Delay between a failed run and the next.
     pub restart_backoff: RestartBackoff,
     /// Metrics of this manager, which
@@ -47,7 +38,6 @@ impl Default for ManagerOptions {
         Self {
             graceful_shutdown_timeout: Some(Duration::from_secs(30)),
             group_start_timeout: Some(Duration::from_secs(120)),
-            max_concurrent_reconciles: None,
             restart_backoff: RestartBackoff::default(),
             metrics: ManagerMetrics::default(),
         }

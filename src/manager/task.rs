@@ -15,7 +15,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
-    sync::{Semaphore, broadcast, mpsc, oneshot, watch},
+    sync::{broadcast, mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -55,8 +55,6 @@ pub(super) struct ManagerTask {
     /// Last epoch numbers of removed names.
     last_epoch_numbers: LastEpochNumbers,
     next: u64,
-    /// Slots for the reconciles of all controllers, if they are limited.
-    reconciles: Option<Arc<Semaphore>>,
     /// Runs under way; at most one for each entry.
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<PreparationResult>>,
@@ -92,12 +90,8 @@ impl ManagerTask {
         transitions: broadcast::Sender<Transition>,
         election: Option<Election>,
     ) -> Self {
-        let limit = options.max_concurrent_reconciles;
-        let reconciles =
-            limit.map(|most| Arc::new(Semaphore::new(most.get().min(Semaphore::MAX_PERMITS))));
         Self {
             options,
-            reconciles,
             metrics,
             commands,
             snapshot,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::Notify;
 
 use crate::controller::metrics::Series;
 
@@ -35,8 +35,6 @@ pub(in crate::controller) struct WorkerSlots {
     released: AtomicUsize,
     /// Reconciles that wait for a slot again, in the order of their requests.
     waiting: Mutex<VecDeque<Weak<WorkerSlot>>>,
-    /// Reconciles that wait for a slot among all controllers again, in the order of their requests.
-    waiting_shared: Mutex<VecDeque<Weak<WorkerSlot>>>,
 }
 
 /// Slot of one reconcile, held by its task. Counts as an active worker until it is given back.
@@ -44,22 +42,8 @@ pub(in crate::controller) struct WorkerSlot {
     slots: Arc<WorkerSlots>,
     series: Arc<Series>,
     is_released: AtomicBool,
-    /// Wakes the reconcile when it has one of its slots again.
+    /// Wakes the reconcile when it has its slot again.
     regained: Notify,
-    /// Slot among the reconciles of all controllers, if the manager limits them.
-    shared: Mutex<SharedSlot>,
-}
-
-/// Slot among the reconciles of all controllers.
-enum SharedSlot {
-    /// No limit.
-    None,
-    Held {
-        /// Returns the slot by its drop.
-        _permit: OwnedSemaphorePermit,
-    },
-    /// Released until the reconcile needs it again.
-    Released,
 }
 
 impl WorkerBound {
@@ -89,22 +73,18 @@ impl WorkerBound {
 impl WorkerSlots {
     /// Returns free slots.
     pub(in crate::controller) fn new(bound: Arc<WorkerBound>) -> Arc<Self> {
-        let (waiting, waiting_shared) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { bound, released: AtomicUsize::new(0), waiting, waiting_shared })
+        Arc::new(Self { bound, released: AtomicUsize::new(0), waiting: Mutex::default() })
     }
 
     /// Takes a slot for a reconcile.
-    pub(in crate::controller) fn take(
-        self: &Arc<Self>,
-        series: &Arc<Series>,
-        shared: Option<OwnedSemaphorePermit>,
-    ) -> Arc<WorkerSlot> {
+    pub(in crate::controller) fn take(self: &Arc<Self>, series: &Arc<Series>) -> Arc<WorkerSlot> {
         series.active.inc();
-        let (slots, series) = (Arc::clone(self), Arc::clone(series));
-        let shared = shared.map_or(SharedSlot::None, |permit| SharedSlot::Held { _permit: permit });
-        let (is_released, shared) = (AtomicBool::new(false), Mutex::new(shared));
-        let regained = Notify::new();
-        Arc::new(WorkerSlot { slots, series, is_released, regained, shared })
+        Arc::new(WorkerSlot {
+            slots: Arc::clone(self),
+            series: Arc::clone(series),
+            is_released: AtomicBool::new(false),
+            regained: Notify::new(),
+        })
     }
 
     /// Gives free slots to the reconciles that wait for one. Returns whether one is left for
@@ -131,28 +111,6 @@ impl WorkerSlots {
         reconciles.saturating_sub(released) < self.bound.workers()
     }
 
-    /// Returns whether a reconcile waits for a slot among all controllers.
-    pub(in crate::controller) fn needs_shared(&self) -> bool {
-        let mut waiting = self.waiting_shared.lock();
-        waiting.retain(|slot| slot.strong_count() > 0);
-        !waiting.is_empty()
-    }
-
-    /// Gives a slot among all controllers to the first reconcile that waits for one. Returns it if
-    /// there is none.
-    pub(in crate::controller) fn assign_shared(
-        &self,
-        mut permit: OwnedSemaphorePermit,
-    ) -> Option<OwnedSemaphorePermit> {
-        loop {
-            let Some(next) = self.waiting_shared.lock().pop_front() else { return Some(permit) };
-            permit = match next.upgrade() {
-                Some(slot) => slot.take_shared_again(permit)?,
-                None => permit,
-            };
-        }
-    }
-
     /// Resolves after a slot was returned or requested, or the bound has changed. Cancel safe.
     pub(in crate::controller) async fn freed(&self) {
         self.bound.freed.notified().await;
@@ -160,18 +118,7 @@ impl WorkerSlots {
 }
 
 impl WorkerSlot {
-    /// Releases the slot among all controllers for the time of a request to the server before the
-    /// reconcile begins: a server that does not answer must not delay other controllers.
-    pub(in crate::controller) fn release_shared(&self) {
-        let mut shared = self.shared.lock();
-        if let SharedSlot::Held { .. } = &*shared {
-            *shared = SharedSlot::Released;
-        }
-    }
-
-    /// Waits for the released slots: the worker slot, and that among all controllers. The run waits
-    /// for the second, so that its reconciles and its next request share one place in line.
-    /// Cancel safe.
+    /// Waits for the released slot. Cancel safe.
     pub(in crate::controller) async fn regain(self: &Arc<Self>) {
         if self.is_released.load(Ordering::SeqCst) {
             self.slots.waiting.lock().push_back(Arc::downgrade(self));
@@ -181,50 +128,24 @@ impl WorkerSlot {
         while self.is_released.load(Ordering::SeqCst) {
             self.regained.notified().await;
         }
-        if self.lacks_shared() {
-            self.slots.waiting_shared.lock().push_back(Arc::downgrade(self));
-            self.slots.bound.freed.notify_one();
-        }
-        while self.lacks_shared() {
-            self.regained.notified().await;
-        }
     }
 
-    /// Returns whether the slot among all controllers is released.
-    fn lacks_shared(&self) -> bool {
-        match &*self.shared.lock() {
-            SharedSlot::Released => true,
-            SharedSlot::None | SharedSlot::Held { .. } => false,
-        }
-    }
-
-    /// Releases the slots before the reconcile ends.
+    /// Releases the slot before the reconcile ends.
     pub(in crate::controller) fn release(&self) {
         if !self.is_released.swap(true, Ordering::SeqCst) {
             self.slots.released.fetch_add(1, Ordering::SeqCst);
             self.series.active.dec();
-            self.release_shared();
             self.slots.bound.freed.notify_one();
         }
     }
 
-    /// Takes the worker slot again.
+    /// Takes the slot again.
     fn take_again(&self) {
         if self.is_released.swap(false, Ordering::SeqCst) {
             self.slots.released.fetch_sub(1, Ordering::SeqCst);
             self.series.active.inc();
         }
         self.regained.notify_one();
-    }
-
-    /// Takes the slot among all controllers again. Returns it if this reconcile has one.
-    fn take_shared_again(&self, permit: OwnedSemaphorePermit) -> Option<OwnedSemaphorePermit> {
-        if !self.lacks_shared() {
-            return Some(permit);
-        }
-        *self.shared.lock() = SharedSlot::Held { _permit: permit };
-        self.regained.notify_one();
-        None
     }
 }
 

@@ -95,14 +95,7 @@ impl ManagerTask {
             false => (Leadership::NotNeeded, None),
         };
         let grace = entry.spec.options.grace;
-        let epoch = Epoch::counted(
-            entry.name.clone(),
-            count,
-            grace,
-            panics,
-            leadership,
-            self.reconciles.clone(),
-        );
+        let epoch = Epoch::counted(entry.name.clone(), count, grace, panics, leadership);
         if let Some(term) = term {
             epoch.lead(term);
         }
