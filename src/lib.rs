@@ -308,7 +308,7 @@
 //! | loop of writes is bounded | `src/meta/write_limit.rs::may_write` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
 //! | objects are updated where patches are forbidden | `src/meta/patches.rs::merge` |
-//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` delays it |
+//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/sync_state.rs` delays it |
 //!
 //! ## Declared controllers
 //!

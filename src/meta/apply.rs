@@ -42,16 +42,13 @@ use super::{
     ApplyStrategy, ControllerBudget, MetaOptions, Parents,
     apply_strategy::ApplyRule,
     budget::Reservation,
-    children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
+    children::{ChildContext, DesiredChild, Parent, PlannedChild, Write, WriteStep},
     equal_children::ChildDigest,
     failures::Failures,
     resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object},
     sync_error::SyncError,
 };
-use crate::{
-    controller::{Context, Request},
-    kind::VersionOrder,
-};
+use crate::{controller::Context, kind::VersionOrder};
 
 /// Executor of the plans of one controller.
 pub(crate) struct Apply {
@@ -156,8 +153,7 @@ impl Apply {
 impl<'a> Execution<'a> {
     async fn run(&mut self, desired: Vec<DesiredChild>) {
         let (rules, apply) = (self.rules, self.apply);
-        let writes = &self.apply.parents.writes;
-        let known = writes.take_equal(&rules.parent.key);
+        let known = rules.parent.state.take_equal();
         for planned in rules.plan(desired) {
             let is_halted = self.is_halted();
             let strategy = self.apply.rule.strategy;
@@ -196,9 +192,9 @@ impl<'a> Execution<'a> {
         }
         while self.ended().await {}
         if !self.is_halted() {
-            writes.end_replacements(&rules.parent.key);
+            rules.parent.state.end_replacements();
         }
-        writes.keep_equal(&rules.parent.key, take(&mut self.results.equal).into());
+        rules.parent.state.keep_equal(take(&mut self.results.equal).into());
     }
 
     /// Begins a write when the order admits it.
@@ -213,7 +209,7 @@ impl<'a> Execution<'a> {
         let what = self.rules.name(&step);
         // Deletions are not limited.
         let is_limited = !matches!(step, WriteStep::Delete { .. });
-        if is_limited && !self.apply.may_write(&self.rules.parent.key, &what) {
+        if is_limited && !self.apply.may_write(self.rules.parent, &what) {
             return;
         }
         // No other write of this parent is under way if this one has to wait.
@@ -346,8 +342,8 @@ impl Results {
 
 impl Apply {
     /// Returns whether a write of `what` for a parent is admitted now.
-    pub(crate) fn may_write(&self, parent: &Request, what: &str) -> bool {
-        self.options.strictness.unlimited_writes || self.parents.writes.may_write(parent, what)
+    pub(crate) fn may_write(&self, parent: &Parent, what: &str) -> bool {
+        self.options.strictness.unlimited_writes || parent.state.may_write(what)
     }
 
     /// Writes one child. Returns its digest if it is as desired from now on.
@@ -398,7 +394,7 @@ impl Apply {
                     }
                 }
                 if is_checked {
-                    let refused_for = || self.parents.writes.refused_for(&parent.key, what);
+                    let refused_for = || parent.state.refused_for(what);
                     dry_run_create(&resource, served, created, observed, refused_for).await?;
                     if target.is_halted() {
                         return Ok(None);
@@ -420,7 +416,7 @@ impl Apply {
         };
         let error = match result {
             Ok(changed) => {
-                let is_equal = self.record(&parent.key, what, &step, changed);
+                let is_equal = self.record(parent, what, &step, changed);
                 return Ok(digests.observed.filter(|_| is_equal));
             }
             Err(error) => error,
@@ -459,7 +455,7 @@ impl Apply {
                     }
                     // Retried slowly, since nothing that this parent does changes it.
                     ExistingObject::NotOurs { message, owner, .. } => {
-                        self.parents.writes.contest(&parent.key, what.clone(), message, owner);
+                        parent.state.contest(what.clone(), message, owner);
                         return Ok(None);
                     }
                 }
@@ -468,7 +464,7 @@ impl Apply {
                 SyncError::Outdated(format!("{doing}: the object no longer exists"))
             }
             WriteStep::Update(_) if conflict => {
-                self.parents.writes.conflicted(&parent.key, what);
+                parent.state.conflicted(what);
                 let error = SyncError::of_write(&doing, &error);
                 with_other_writer(error, resource, key, context.attempt()).await
             }
@@ -491,7 +487,7 @@ impl Apply {
     /// server found nothing to change, and a rollout waits for that.
     fn record(
         &self,
-        parent: &Request,
+        parent: &Parent,
         what: &str,
         step: &WriteStep,
         stored: Option<StoredObject>,
@@ -500,7 +496,7 @@ impl Apply {
         // Other writes are repeated in each sync: a webhook that reverted a field may be gone.
         let is_equal = is_versioned && stored.is_none() && self.parents.rollouts.is_used();
         if stored.is_some() {
-            self.parents.writes.wrote(parent, what);
+            parent.state.wrote(what);
         }
         is_equal
     }

@@ -27,7 +27,7 @@ pub(crate) use self::{
     write_step::{DynamicApplyReturn, Write, WriteStep},
 };
 use super::{
-    UpdateMethod,
+    SyncState, UpdateMethod,
     equal_children::{ChildDigest, EqualChildren},
     fingerprint::Fingerprint,
     go_json,
@@ -54,6 +54,8 @@ pub(crate) struct Parent {
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
     pub(crate) terminating: bool,
+    /// What its last sync has left.
+    pub(crate) state: Arc<SyncState>,
 }
 
 /// Declared type of children that is served now.
@@ -537,6 +539,7 @@ pub(crate) mod fixtures {
             key: ObjectKey { namespace: namespace.map(Into::into), name: "p".into() }.into(),
             uid: "parent-uid".into(),
             terminating: false,
+            state: Arc::default(),
         }
     }
 

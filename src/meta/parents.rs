@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{ForeignObjects, HookHealth, ParentWrites, patches::Patches, related::RelatedObjects};
+use super::{ForeignObjects, HookHealth, SyncStates, patches::Patches, related::RelatedObjects};
 use crate::{
     controller::Request,
     meta::rollout::{PendingRollouts, RevisionInput},
@@ -17,8 +17,8 @@ pub(crate) struct Parents {
     pub(crate) related: Arc<RelatedObjects>,
     /// Failures of the hook.
     pub(crate) hook: Arc<HookHealth>,
-    /// Write limits, and the last status.
-    pub(crate) writes: ParentWrites,
+    /// What the last sync of each has left.
+    pub(crate) states: SyncStates,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,
     /// Orphans that are not children of these parents.
@@ -37,7 +37,7 @@ impl Parents {
         Self {
             related: Arc::default(),
             hook: Arc::new(HookHealth::new(health_changed)),
-            writes: ParentWrites::default(),
+            states: SyncStates::default(),
             rollouts: PendingRollouts::default(),
             foreign: ForeignObjects::default(),
             patches: Patches::default(),
@@ -48,7 +48,7 @@ impl Parents {
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
-        self.writes.forget(key);
+        self.states.forget(key);
         self.rollouts.remove(key);
         self.hook.forget(key);
     }
@@ -56,7 +56,7 @@ impl Parents {
     /// Forgets all parents at the end of an epoch.
     pub(crate) fn clear(&self) {
         self.related.clear();
-        self.writes.clear();
+        self.states.clear();
         self.rollouts.clear();
         self.foreign.clear();
         self.patches.clear();

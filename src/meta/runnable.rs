@@ -190,7 +190,7 @@ fn add_children(
         // A new watch delivers only what concerns the parents that are synced after it began.
         let parents = Arc::clone(parents);
         builder = builder.claims_type(rule.type_ref.clone(), handler).on_synced(move |enqueue| {
-            parents.writes.keys().into_iter().for_each(|parent| enqueue.add(parent));
+            parents.states.keys().into_iter().for_each(|parent| enqueue.add(parent));
         });
         builder = if rule.optional { builder.optional() } else { builder.conditional() };
         if keeps_managed_fields {

@@ -150,14 +150,14 @@ impl ParentReconciler {
             }
             Some(found) => found,
         };
+        let uid = object.header().uid.clone();
         let parent = Parent {
+            state: self.parents.states.begin(&request, &uid),
             key: request,
-            uid: object.header().uid.clone(),
+            uid,
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        self.parents.writes.track(&parent.key, &parent.uid);
-        self.parents.writes.begin(&parent.key);
         let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
         let synced = synced.catch_unwind().await;
         self.schedule_resync(&parent, &context);
@@ -247,7 +247,7 @@ impl ParentReconciler {
     ) -> Result<Outcome, SyncError> {
         let ownership = self.ownership(parent, object)?;
         self.report_selector(parent, &ownership, context);
-        let last = self.parents.writes.take_record(&parent.key);
+        let last = parent.state.take_record();
         let mut revisions = self.revisions(parent, object, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
         let (related_rules, related) = self.related(parent, object, older, context).await?;
@@ -286,7 +286,7 @@ impl ParentReconciler {
         let recheck = match response {
             HookResponse::Unchanged(record) => {
                 hook.series.unchanged_sync();
-                self.parents.writes.keep_record(&parent.key, record);
+                parent.state.keep_record(record);
                 self.resync_after(parent, record.resync_after);
                 self.report_flapping(parent, context)
             }
@@ -346,7 +346,7 @@ impl ParentReconciler {
     /// Records the time that a response requests, before anything that may fail.
     fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
         if let Some(after) = after {
-            self.parents.writes.resync_after(&parent.key, after);
+            parent.state.resync_after(after);
         }
     }
 
@@ -359,7 +359,7 @@ impl ParentReconciler {
     /// Sets the time of the next resync, which failures and events do not change.
     fn schedule_resync(&self, parent: &Parent, context: &Context) {
         let tick = self.next_tick(&parent.uid);
-        context.resync(parent.key.clone(), self.parents.writes.next_resync(&parent.key, tick));
+        context.resync(parent.key.clone(), parent.state.next_resync(tick));
     }
 
     /// Leaves out children of the parent's own type if the chain of owners is too long: each may be a

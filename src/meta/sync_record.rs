@@ -10,8 +10,8 @@
 
 use std::{hash::Hash, time::Duration};
 
-use super::{children::ServedChildType, digest::digest};
-use crate::kind::TypeRef;
+use super::digest::digest;
+use crate::kind::{ServedType, TypeRef};
 
 /// Hash of bytes, with their number. Against chance, not against an attacker: only the hook could
 /// choose two equal responses, and it decides on the parent anyway.
@@ -35,13 +35,13 @@ pub(crate) struct ObservedDigest(Digest);
 impl ObservedDigest {
     /// Digest of the request to the hook, of the identities of its types (the request has only their
     /// names), and of the revisions (the request has none).
-    pub(crate) fn of(
+    pub(crate) fn of<'t>(
         request: &[u8],
-        groups: &[ServedChildType],
+        types: impl Iterator<Item = &'t ServedType>,
         missing: &[TypeRef],
         revisions: u64,
     ) -> Self {
-        let types = groups.iter().map(|group| (&group.served.identity, &group.served.kind));
+        let types = types.map(|served| (&served.identity, &served.kind));
         Self(Digest::of(request, (types.collect::<Vec<_>>(), missing, revisions)))
     }
 }
@@ -74,8 +74,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        kind::{Scope, ServedType, TypeIdentity},
-        meta::{UpdateMethod, children::fixtures::served},
+        kind::{Scope, TypeIdentity},
+        meta::{
+            UpdateMethod,
+            children::{ServedChildType, fixtures::served},
+        },
     };
 
     fn group(served: ServedType) -> ServedChildType {
@@ -92,7 +95,8 @@ mod tests {
         missing: &[TypeRef],
         response: &str,
     ) -> SyncRecord {
-        let observed = ObservedDigest::of(request.as_bytes(), groups, missing, 0);
+        let types = groups.iter().map(|group| &*group.served);
+        let observed = ObservedDigest::of(request.as_bytes(), types, missing, 0);
         SyncRecord::new(observed, response.as_bytes())
     }
 

@@ -114,7 +114,7 @@ impl Apply {
                     "Deleted {what}: it belonged to an earlier {kind} {name} with the uid \
                      {owner_uid}, which is gone"
                 );
-                self.parents.writes.note(&parent.key, "ChildOfEarlierParentDeleted", text);
+                parent.state.note("ChildOfEarlierParentDeleted", text);
             }
             // Deleted or changed meanwhile, and read again by the next sync.
             Err(error) if is_gone(&error) || is_conflict(&error) => {}

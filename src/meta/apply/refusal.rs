@@ -7,9 +7,9 @@ use crate::{
         LAST_APPLIED, adoption,
         children::{ChildContext, Parent},
         ownership::{DECORATED_BY, Ownership},
-        parent_writes::OtherOwner,
         resource::{FIELD_MANAGER, LiveOwner, Resource, ServerObject, is_gone},
         sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
+        sync_state::OtherOwner,
     },
 };
 

@@ -51,7 +51,7 @@ impl Apply {
                 let (group, key) = (created.group, created.key.clone());
                 let served = &target.rules.groups[group].served;
                 let resource = Resource::new(target.context.requester(), served);
-                let parent = &target.rules.parent.key;
+                let parent = target.rules.parent;
                 let mut is_invalid = false;
                 // An aggregated server may ignore `dryRun`, and carry the apply out.
                 if served.version_order == VersionOrder::Comparable {
@@ -62,7 +62,7 @@ impl Apply {
                         DryRunApply::Changed => {}
                         DryRunApply::Invalid => is_invalid = true,
                         DryRunApply::Refused(why) => {
-                            self.parents.writes.contest(parent, target.what.clone(), why, None);
+                            parent.state.contest(target.what.clone(), why, None);
                             return Ok(None);
                         }
                     }
@@ -72,7 +72,7 @@ impl Apply {
                 }
                 // The dry run of the creation tells an invalid object from an immutable field.
                 if is_invalid || !self.options.recreate_without_dry_run {
-                    let refused_for = || self.parents.writes.refused_for(parent, &target.what);
+                    let refused_for = || parent.state.refused_for(&target.what);
                     dry_run_create(&resource, served, &created, &observed, refused_for).await?;
                 }
                 self.update(target, WriteStep::Delete { group, key, uid }).await
@@ -114,7 +114,7 @@ impl Apply {
             }
             ExistingObject::NotOurs { message, owner, .. } => {
                 let what = target.what.clone();
-                self.parents.writes.contest(&rules.parent.key, what, message, owner);
+                rules.parent.state.contest(what, message, owner);
                 return Ok(None);
             }
         }
@@ -127,7 +127,7 @@ impl Apply {
         let response = applied.map_err(|error| SyncError::of_write(&doing, &error))?;
         let stored = stored(&response, &doing)?;
         let step = WriteStep::Create(write);
-        let _is_equal = self.record(&rules.parent.key, &target.what, &step, Some(stored));
+        let _is_equal = self.record(rules.parent, &target.what, &step, Some(stored));
         Ok(target.digest_of(&response))
     }
 
@@ -137,8 +137,8 @@ impl Apply {
         target: &WrittenChild<'_>,
         mut write: Write,
     ) -> Result<Option<ChildDigest>, SyncError> {
-        let (parent, key) = (&target.rules.parent.key, write.key.clone());
-        let (writes, manager) = (&self.parents.writes, &self.rule.manager);
+        let (parent, key) = (target.rules.parent, write.key.clone());
+        let manager = &self.rule.manager;
         let resource = target.resource(write.group);
         let doing = format!("applying {}", target.what);
         let body = take(&mut write.body);
@@ -152,7 +152,7 @@ impl Apply {
             }
             applied = resource.apply(&key, body, manager, true).await;
             if applied.is_ok() {
-                writes.note(parent, "FieldsTakenOver", text);
+                parent.state.note("FieldsTakenOver", text);
             }
         }
         let response = match applied {
@@ -162,7 +162,7 @@ impl Apply {
             }
             Err(error) => {
                 if is_conflict(&error) {
-                    writes.conflicted(parent, &target.what);
+                    parent.state.conflicted(&target.what);
                 }
                 return Err(SyncError::of_write(&doing, &error));
             }

@@ -327,7 +327,6 @@ async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
     let names: Vec<_> = (0..100).map(|number| format!("c{number:02}")).collect();
     let observed = names.iter().map(|name| stored(name, "v", "7")).collect();
     let mut harness = Harness::new(UpdateMethod::InPlace, observed);
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     let mut tasks = tokio::task::JoinSet::new();
     let wanted = |data: &str| -> Vec<_> {
         names.iter().map(|name| desired(0, name, if name == "c42" { data } else { "v" })).collect()
@@ -352,17 +351,13 @@ async fn one_changed_child_of_a_hundred_is_the_only_one_that_is_merged() {
     harness.observed[7] = stored("c07", "v", "10");
     assert_eq!(merged(&mut harness, "v").await, (1, vec![]), "another version");
     harness.parent.uid = "another".into();
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
+    harness.parent.state = Arc::default();
     assert_eq!(merged(&mut harness, "v").await, (100, vec![]), "another parent of that name");
-    harness.apply.parents.clear();
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
-    assert_eq!(merged(&mut harness, "v").await, (100, vec![]), "another epoch");
 }
 
 #[tokio::test(start_paused = true)]
 async fn child_that_is_stored_as_it_was_written_is_not_merged_again() {
     let mut harness = Harness::new(UpdateMethod::InPlace, vec![stored("old", "v", "7")]);
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     let mut tasks = tokio::task::JoinSet::new();
     let wanted = || vec![desired(0, "old", "w"), desired(0, "new", "w")];
     harness.execute(&mut tasks, wanted());
@@ -445,7 +440,6 @@ async fn replace(harness: &mut Harness, responses: &[Option<u16>]) -> (Vec<Strin
 async fn child_whose_replacement_is_refused_is_deleted_after_five_minutes() {
     for code in [403, 404, 400] {
         let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
         let kept = (vec!["put c".to_owned(), "post c".to_owned()], false);
         for seconds in [0, 200, 99] {
             tokio::time::sleep(Duration::from_secs(seconds)).await;
@@ -481,7 +475,6 @@ async fn child_that_fills_a_quota_is_replaced_at_once() {
 async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
     for code in [422, 401, 429, 500, 503, 504] {
         let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-        harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
         for _ in 0..10 {
             tokio::time::sleep(Duration::from_secs(100)).await;
             let (sent, is_done) = replace(&mut harness, &[None, Some(code)]).await;
@@ -493,7 +486,6 @@ async fn child_whose_replacement_is_invalid_or_undecided_is_never_deleted() {
 #[tokio::test(start_paused = true)]
 async fn conflict_of_a_replacement_is_no_failure_and_delays_it_by_five_minutes() {
     let mut harness = Harness::new(UpdateMethod::Recreate, vec![observed(0, "c")]);
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     for (seconds, is_replaced) in [(0, false), (299, false), (1, true)] {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         let mut tasks = tokio::task::JoinSet::new();

@@ -85,8 +85,7 @@ impl Apply {
         match self.parents.patches.merge::<StoredObject>(resource, key, patch).await {
             Ok(_) => {
                 tracing::debug!(name = %key, "fields of a child transferred");
-                let parent = &target.rules.parent.key;
-                self.parents.writes.wrote(parent, &target.what);
+                target.rules.parent.state.wrote(&target.what);
                 Ok(())
             }
             Err(error) => Err(SyncError::of_write(&doing, &error)),

@@ -51,7 +51,7 @@ impl DeclaredRunnable {
             let spread = resync::tick(SPREAD, uid, now, now);
             tick.into_iter().chain(spread.filter(|_| syncs == NextSyncs::Spread)).min()
         };
-        let moved = self.parents.writes.next_resyncs(tick);
+        let moved = self.parents.states.next_resyncs(tick);
         let at_once = match syncs {
             NextSyncs::WhenDue | NextSyncs::Spread => self.parents.hook.failing(),
             NextSyncs::AtOnce => {

@@ -69,12 +69,12 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let key = Request::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    runnable.parents.writes.track(&key, &"u".into());
+    runnable.parents.states.begin(&key, &"u".into());
     let failure = Failure { hook: None, reason: "HookTimeout", message: String::new() };
     runnable.parents.hook.failed(&key, failure);
 
     drop(run);
-    assert!(runnable.parents.writes.keys().is_empty());
+    assert!(runnable.parents.states.keys().is_empty());
     assert!(runnable.health().borrow().failing.is_empty());
     epoch.drain().await;
     epoch.wait_ended().await;

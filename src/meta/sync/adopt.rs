@@ -45,7 +45,7 @@ impl ParentReconciler {
                 Claim::Adopt => match parents.foreign.get(&parent.uid, header) {
                     None if ownership.adopts().is_some() => Claim::Adopt,
                     Some(ForeignReason::Unproven) => {
-                        contest_unproven(parents, parent, &groups[group].served, object);
+                        contest_unproven(parent, &groups[group].served, object);
                         Claim::Ignore
                     }
                     None | Some(ForeignReason::NotOurs) => Claim::Ignore,
@@ -163,7 +163,7 @@ impl ClaimWrite<'_> {
         // Caches hold no managed fields, and no annotations of metadata entries.
         if !self.ownership.admits(&stored) {
             self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::Unproven);
-            contest_unproven(self.parents, parent, served, object);
+            contest_unproven(parent, served, object);
             return Ok(None);
         }
         if has_failed.load(Ordering::Relaxed) {
@@ -191,10 +191,10 @@ impl ClaimWrite<'_> {
 }
 
 /// Records that an orphan is not adopted, to be reported like an object of another owner.
-fn contest_unproven(parents: &Parents, parent: &Parent, served: &ServedType, object: &Object) {
+fn contest_unproven(parent: &Parent, served: &ServedType, object: &Object) {
     let what = format!("{} {}", served.kind, object.key());
     let message = adoption::unproven(&what);
-    parents.writes.contest(&parent.key, what, message, None);
+    parent.state.contest(what, message, None);
 }
 
 /// Returns a patch of the owner references alone, for exactly this version of the object.

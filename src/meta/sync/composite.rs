@@ -108,7 +108,7 @@ impl ParentReconciler {
         // objects with the next sync.
         let is_settled = as_desired && !has_own && !is_freed && is_rolled_out;
         if is_settled && contested.is_none() {
-            self.parents.writes.keep_record(&parent.key, record);
+            parent.state.keep_record(record);
         }
         Ok(recheck)
     }

@@ -171,7 +171,7 @@ impl ParentReconciler {
         let as_desired = managed.as_desired & matches!(decorated, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !frees {
-            self.parents.writes.keep_record(&parent.key, record);
+            parent.state.keep_record(record);
         }
         Ok(recheck)
     }
@@ -196,7 +196,7 @@ impl ParentReconciler {
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
-            && !self.apply.may_write(&parent.key, METADATA)
+            && !self.apply.may_write(parent, METADATA)
         {
             is_held_back = true;
             metadata.retain(|field, _| field == FINALIZERS);
@@ -219,8 +219,8 @@ impl ParentReconciler {
     /// Returns whether a status is to be written: the server has not changed the same one before,
     /// and the write limit admits it.
     fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
-        !self.parents.writes.status_settled(&parent.key, status.wanted, status.seen)
-            && self.apply.may_write(&parent.key, STATUS)
+        !parent.state.status_settled(status.wanted, status.seen)
+            && self.apply.may_write(parent, STATUS)
     }
 
     /// Sends the writes of an object, each for the version that the last one has left. A write of
@@ -320,7 +320,7 @@ impl ParentReconciler {
         match write {
             ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
             ObjectWrite::Patch(metadata) if decorates(metadata) => {
-                self.parents.writes.wrote(&parent.key, METADATA);
+                parent.state.wrote(METADATA);
             }
             ObjectWrite::Patch(_) => {}
         }
@@ -330,9 +330,8 @@ impl ParentReconciler {
     }
 
     fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
-        let writes = &self.parents.writes;
-        writes.wrote(&parent.key, STATUS);
-        writes.record_stored_status(&parent.key, status.wanted, stored.status);
+        parent.state.wrote(STATUS);
+        parent.state.record_stored_status(status.wanted, stored.status);
     }
 }
 

@@ -207,7 +207,8 @@ impl ParentReconciler {
             &called.json.text(),
             objects,
         );
-        let digest = ObservedDigest::of(&request, groups, missing, called.digest);
+        let types = groups.iter().map(|group| &*group.served);
+        let digest = ObservedDigest::of(&request, types, missing, called.digest);
         let (body, call) =
             self.exchange(hook, &called.parent(parent), request, room, context).await?;
         let record = SyncRecord::new(digest, &body);

@@ -54,12 +54,12 @@ impl ParentReconciler {
             return Ok(true);
         }
         // The schema may have pruned the status.
-        if self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known) {
+        if parent.state.status_settled(wanted.fingerprint, known) {
             return Ok(false);
         }
         // If each response has another status, each write of it triggers the next sync. The limit
         // ends that loop.
-        if !self.apply.may_write(&parent.key, STATUS) {
+        if !self.apply.may_write(parent, STATUS) {
             return Ok(false);
         }
         context.release_slot();
@@ -83,12 +83,8 @@ impl ParentReconciler {
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
-                    self.parents.writes.wrote(&parent.key, STATUS);
-                    self.parents.writes.record_stored_status(
-                        &parent.key,
-                        wanted.fingerprint,
-                        stored.status,
-                    );
+                    parent.state.wrote(STATUS);
+                    parent.state.record_stored_status(wanted.fingerprint, stored.status);
                     return Ok(false);
                 }
                 Err(error) if is_gone(&error) => return Ok(false),

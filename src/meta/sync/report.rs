@@ -13,10 +13,10 @@ use crate::{
         children::Parent,
         hook_health::Failure,
         ownership::Ownership,
-        parent_writes::{ContestedObject, Note, OtherOwner},
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
         sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},
+        sync_state::{ContestedObject, ContestedReport, Note, OtherOwner},
         write_limit::FlappingObject,
     },
 };
@@ -114,7 +114,7 @@ impl ParentReconciler {
     ) {
         if ownership.adopts().is_none()
             && let Some(selector) = ownership.selector()
-            && self.parents.writes.is_first_warning(&parent.key)
+            && parent.state.is_first_warning()
         {
             let text = format!(
                 "No orphan is adopted: the selector {selector} requires no label, so that it \
@@ -132,7 +132,7 @@ impl ParentReconciler {
         message: Option<&str>,
         context: &Context,
     ) {
-        if let Some(message) = self.parents.writes.repeated(&parent.key, message) {
+        if let Some(message) = parent.state.repeated(message) {
             let subject = subject(parent);
             self.recorder.publish(context, &subject, Severity::Warning, "RepeatedChild", message);
         }
@@ -142,11 +142,11 @@ impl ParentReconciler {
     /// owner that is a parent too gets an Event for each contested object. The condition
     /// `Contested` of the controller has all of them. Returns the time until the next attempt.
     pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let (is_contested, unreported) = self.parents.writes.contested(&parent.key);
-        let objects = self.parents.writes.contested_objects(&parent.key);
-        self.parents.hook.contested(&parent.key, objects);
+        let ContestedReport { names, unreported } = parent.state.contested();
+        let is_contested = !names.is_empty();
+        self.parents.hook.contested(&parent.key, names);
         let wanted = subject(parent);
-        for Note { reason, text } in self.parents.writes.notes(&parent.key) {
+        for Note { reason, text } in parent.state.notes() {
             self.recorder.publish(context, &wanted, Severity::Normal, reason, &text);
         }
         for (what, ContestedObject { message, owner, .. }) in unreported {
@@ -182,7 +182,7 @@ impl ParentReconciler {
     /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
     /// to be checked again.
     pub(super) fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let Some(flapping) = self.parents.writes.flapping(&parent.key) else {
+        let Some(flapping) = parent.state.flapping() else {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };

@@ -204,7 +204,7 @@ impl<'a> RollingChildren<'a> {
         let types = &reconciler.types;
         let unlisted = unlisted.filter(|rule| !types.get(&rule.type_ref).state.is_missing());
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
-        let equal = reconciler.parents.writes.equal(&rules.parent.key);
+        let equal = rules.parent.state.equal();
         let apply = &reconciler.apply.rule;
         let observed = BTreeMap::new();
         let mut rolling = Self { rules, groups, unlisted, observed, apply, equal };

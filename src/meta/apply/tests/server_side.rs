@@ -15,7 +15,6 @@ impl Harness {
 fn harness(method: UpdateMethod, observed: Vec<Child>) -> Harness {
     let mut harness = Harness::new(method, observed);
     harness.set_strategy(ApplyStrategy::ServerSideApply);
-    harness.apply.parents.writes.track(&harness.parent.key, &harness.parent.uid);
     harness
 }
 
@@ -127,7 +126,7 @@ async fn foreign_object_in_place_of_a_child_is_contested_and_not_applied() {
 
         assert_eq!(sent(&requests), ["get c"]);
         assert!(!result.unwrap());
-        let (_, contested) = harness.apply.parents.writes.contested(&harness.parent.key);
+        let contested = harness.parent.state.contested().unreported;
         assert!(contested[0].1.message.ends_with(why), "{contested:?}");
     }
 }
@@ -157,9 +156,8 @@ async fn object_without_a_controller_is_taken_over_with_its_uid_if_that_is_enabl
     assert_eq!(requests[2].2["metadata"]["uid"], "u");
     assert_eq!(requests[2].2["metadata"]["ownerReferences"][0]["uid"], "parent-uid");
     assert!(!result.unwrap());
-    let writes = &harness.apply.parents.writes;
-    assert_eq!(writes.notes(&harness.parent.key).len(), 1);
-    assert!(!writes.contested(&harness.parent.key).0);
+    assert_eq!(harness.parent.state.notes().len(), 1);
+    assert!(harness.parent.state.contested().names.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,9 +232,8 @@ async fn conflict_is_forced_and_the_other_manager_is_recorded_once() {
     let queries: Vec<_> = requests.iter().map(|(_, query, _)| &**query).collect();
     assert_eq!(queries, [APPLY, FORCED]);
     assert_eq!(requests[0].2, requests[1].2, "with its uid");
-    let writes = &harness.apply.parents.writes;
-    assert_eq!(writes.notes(&harness.parent.key).len(), 1);
-    assert_eq!(writes.notes(&harness.parent.key).len(), 0);
+    assert_eq!(harness.parent.state.notes().len(), 1);
+    assert_eq!(harness.parent.state.notes().len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -301,7 +298,7 @@ async fn child_that_was_deleted_is_not_created_again_by_its_apply() {
 
     assert_eq!(requests[0].2["metadata"]["uid"], "u");
     assert!(matches!(result, Err(SyncError::Conflict(_))), "{result:?}");
-    assert!(harness.apply.parents.writes.notes(&harness.parent.key).is_empty());
+    assert!(harness.parent.state.notes().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -357,11 +354,12 @@ async fn refused_dry_run_keeps_the_child_and_is_reported_once() {
             harness(UpdateMethod::Recreate, vec![child(1, "c", applied(1, "x", "7"))]);
         let mut reports = Vec::new();
         for _ in 0..3 {
-            harness.apply.parents.writes.begin(&harness.parent.key);
+            let Parent { key, uid, .. } = &harness.parent;
+            harness.parent.state = harness.apply.parents.states.begin(key, uid);
             let refused = vec![Err(refusal)];
             let (_, result) = sync(&mut harness, desired(1, "c", "v"), refused).await;
             assert!(!result.unwrap());
-            let (_, unreported) = harness.apply.parents.writes.contested(&harness.parent.key);
+            let unreported = harness.parent.state.contested().unreported;
             reports.extend(unreported.into_iter().map(|(_, contested)| contested.message));
         }
         assert_eq!(reports.len(), 1, "{reports:?}");
