@@ -317,7 +317,7 @@ impl EpochRun {
                     self.failures.report_streak();
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
-                    self.spec.carried_over.unconfirmed.expire();
+                    self.spec.carried_over.unconfirmed.expire(&self.statuses);
                 }
                 () = self.slots.freed() => {}
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),

@@ -64,11 +64,23 @@ pub(super) type InterestNames = Vec<Arc<InterestName>>;
 pub(super) struct SubscriberId(pub(super) u64);
 
 /// Holder of an interest in an informer's index.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct InterestHolder {
     pub(super) subscriber: SubscriberId,
     /// Name of a moving interest; `None` for an interest that the subscription began with.
     pub(super) name: Option<Arc<InterestName>>,
+}
+
+/// By the pointer of the name: thousands of parents may hold one interest.
+impl PartialEq for InterestHolder {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same_name = match (&self.name, &other.name) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        self.subscriber == other.subscriber && is_same_name
+    }
 }
 
 /// Interests of a subscriber.

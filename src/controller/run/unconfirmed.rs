@@ -44,9 +44,9 @@ use crate::{
     manager::{WriteEnd, WriteObserver, WriteRequest, retry_after},
 };
 
-/// Retention of answered writes that no reconcile requests, and of the writes of a name without a
-/// controller, ten minutes. Informers linger for seconds only, so that a cache which starts later
-/// includes them.
+/// Retention of answered writes that no reconcile requests and no cache lacks, and of the writes of
+/// a name without a controller, ten minutes. Informers linger for seconds only, so that a cache
+/// which starts later includes them.
 const RETENTION: Duration = Duration::from_secs(600);
 /// First pause before the caches are compared again. Each pause is as long as the wait so far, so
 /// that the wait doubles.
@@ -175,10 +175,15 @@ impl UnconfirmedWrites {
         self.state().expiry
     }
 
-    /// Removes answered writes that no reconcile has requested for ten minutes.
-    pub(in crate::controller) fn expire(&self) {
+    /// Removes answered writes that no reconcile has requested for ten minutes, unless a cache of
+    /// the run lacks one of them.
+    pub(in crate::controller) fn expire(&self, statuses: &InputStatuses) {
         let mut state = self.state();
-        state.open.retain(|_, writes| writes.unknown || writes.is_retained());
+        state.open.retain(|_, writes| {
+            writes.unknown
+                || writes.is_retained()
+                || writes.first_missing(Bound::Unbounded, statuses).is_some()
+        });
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
     }
@@ -253,6 +258,7 @@ impl Reconciling {
         let Some(writes) = &mut self.writes else { return Ok(()) };
         let confirmed = writes.confirm(statuses, client).await;
         confirmed.map_err(|why| writes.wait(why))?;
+        writes.behind = None;
         // Writes to another cluster that could not be read stay.
         self.writes.take_if(|writes| writes.targets.is_empty());
         Ok(())
@@ -311,7 +317,8 @@ impl RequestWrites {
         // A collection is read at once.
         let (key, cache) = (target.key()?, lacking.first()?);
         let resource = || cache.served.identity.clone();
-        (!self.targets[target].is_due()).then(|| Unconfirmed::Behind { resource: resource(), key })
+        let is_due = self.targets[target].is_due(&key, lacking);
+        (!is_due).then(|| Unconfirmed::Behind { resource: resource(), key })
     }
 
     async fn confirm(
@@ -356,7 +363,7 @@ impl RequestWrites {
         let Some(written) = self.targets.remove(target) else { return Ok(()) };
         for (key, cache, state) in found {
             let expected = self.targets.entry(target.object(key));
-            expected.or_insert_with(|| written.to_read()).expect_in(cache, state);
+            expected.or_insert_with(|| written.to_read(lacking)).expect_in(cache, state);
         }
         Ok(())
     }

@@ -15,6 +15,9 @@ use crate::{
 /// up delivers the change much earlier. It never delivers an object that the selectors of the cache
 /// exclude, or that another client has changed or deleted meanwhile.
 pub(super) const READ_DELAY: Duration = Duration::from_secs(5);
+/// Least time between two reads for a cache of opaque versions, 1 s: it never holds a version after
+/// which another one has come.
+const OPAQUE_READ_DELAY: Duration = Duration::from_secs(1);
 /// Longest time between two reads, a minute. A cache may never reach what was read: an opaque
 /// version may pass unseen, and a restored server has older versions.
 const LONGEST_READ_DELAY: Duration = Duration::from_secs(60);
@@ -67,8 +70,10 @@ impl Expectation {
 
     /// Returns the expectation of what a read of the server has found. The next read is due after as
     /// long as the wait so far.
-    pub(super) fn to_read(&self) -> Self {
-        let wait = self.since.elapsed().clamp(READ_DELAY, LONGEST_READ_DELAY);
+    pub(super) fn to_read(&self, lacking: &[Attached]) -> Self {
+        let is_opaque = |cache: &Attached| cache.served.version_order == VersionOrder::Opaque;
+        let least = if lacking.iter().any(is_opaque) { OPAQUE_READ_DELAY } else { READ_DELAY };
+        let wait = self.since.elapsed().clamp(least, LONGEST_READ_DELAY);
         let expected = Expected::Read(HashMap::new());
         Self { expected, since: self.since, due: Instant::now() + wait }
     }
@@ -84,8 +89,9 @@ impl Expectation {
 
     /// Replaces the expectation by that of a later write of the same target.
     ///
-    /// A target that has to be read stays so. Of two responses to concurrent writes, the newer
-    /// version counts, which may not be the one that arrived last.
+    /// A target that has to be read stays so, and later writes do not postpone a read. Of two
+    /// responses to concurrent writes, the newer version counts, which may not be the one that
+    /// arrived last.
     pub(super) fn replace(&mut self, new: Self) {
         let is_kept = match (&self.expected, &new.expected) {
             (Expected::Unknown, _) => true,
@@ -95,13 +101,18 @@ impl Expectation {
             (Expected::Written(_) | Expected::Read(_), _) => false,
         };
         if !is_kept {
-            *self = new;
+            *self = Self { since: self.since, due: self.due.min(new.due), ..new };
         }
     }
 
-    /// Returns whether the server is to be read for the caches that lack the object.
-    pub(super) fn is_due(&self) -> bool {
-        self.due <= Instant::now()
+    /// Returns whether the server is to be read for the caches that lack the object. It is read at
+    /// once if a cache has another opaque version than the response, which may be a newer one.
+    pub(super) fn is_due(&self, key: &ObjectKey, lacking: &[Attached]) -> bool {
+        let is_undecided = |cache: &Attached| {
+            cache.served.version_order == VersionOrder::Opaque && cache.store.stored(key).is_some()
+        };
+        let is_written = matches!(self.expected, Expected::Written(ObjectState::Stored { .. }));
+        self.due <= Instant::now() || is_written && lacking.iter().any(is_undecided)
     }
 
     /// Returns whether a cache holds the object. A collection has no state, and is read.
