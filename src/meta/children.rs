@@ -54,7 +54,7 @@ pub(crate) struct Parent {
     pub(crate) uid: Arc<str>,
     /// True if the object is being deleted.
     pub(crate) terminating: bool,
-    /// What its last sync has left.
+    /// State that its last sync has left.
     pub(crate) state: Arc<SyncState>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Parents {
     pub(crate) related: Arc<RelatedObjects>,
     /// Failures of the hook.
     pub(crate) hook: Arc<HookHealth>,
-    /// What the last sync of each has left.
+    /// State that the last sync of each parent has left.
     pub(crate) states: SyncStates,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,

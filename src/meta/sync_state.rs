@@ -67,7 +67,7 @@ struct KnownFacts {
 pub(crate) struct ContestedReport {
     /// Names of all.
     pub(crate) names: Vec<String>,
-    /// Those that were not reported before.
+    /// Objects that were not reported before.
     pub(crate) unreported: Vec<(String, ContestedObject)>,
 }
 
