@@ -384,8 +384,13 @@ impl Drop for Reconciling {
         if let Some(writes) = self.writes.take() {
             let open = state.writes_of(self.request.clone());
             for (target, expected) in writes.targets {
-                // The entry of a newer write wins: it has changed the object since.
-                open.targets.entry(target).or_insert(expected);
+                match open.targets.entry(target) {
+                    Vacant(vacant) => {
+                        vacant.insert(expected);
+                    }
+                    // The entry of a newer write wins: it has changed the object since.
+                    Occupied(mut newer) => newer.get_mut().keep_due(&expected),
+                }
             }
             open.unknown |= writes.unknown;
             open.behind = writes.behind;

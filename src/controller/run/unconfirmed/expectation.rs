@@ -105,6 +105,11 @@ impl Expectation {
         }
     }
 
+    /// Keeps the time of the next read of an earlier expectation of the same target.
+    pub(super) fn keep_due(&mut self, earlier: &Self) {
+        self.due = self.due.min(earlier.due);
+    }
+
     /// Returns whether the server is to be read for the caches that lack the object. It is read at
     /// once if a cache has another opaque version than the response, which may be a newer one.
     pub(super) fn is_due(&self, key: &ObjectKey, lacking: &[Attached]) -> bool {

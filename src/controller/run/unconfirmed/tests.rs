@@ -9,7 +9,7 @@ use super::{expectation::ObjectState, *};
 use crate::{
     controller::Context,
     informer::{Object, Store},
-    kind::{Scope, ServedType},
+    kind::{Scope, ServedType, VersionOrder},
     manager::{Epoch, Fence},
 };
 
@@ -97,10 +97,14 @@ async fn newer_of_two_responses_counts_and_a_lost_one_is_read_in_any_case() {
 
 /// Context with a cache of pods that holds this version of the written pod.
 fn with_pod(version: Option<&str>) -> Context {
+    with_pod_of(VersionOrder::Comparable, version)
+}
+
+fn with_pod_of(version_order: VersionOrder, version: Option<&str>) -> Context {
     let service = service_fn(|_: http::Request<Body>| async {
         Ok::<_, std::io::Error>(Response::new(Body::empty()))
     });
-    let pods = ServedType::of::<Pod>(Scope::Namespaced);
+    let pods = ServedType { version_order, ..ServedType::of::<Pod>(Scope::Namespaced) };
     let pod = version.map(|version| {
         let metadata =
             json!({ "namespace": "ns", "name": "b", "uid": "u", "resourceVersion": version });
@@ -131,6 +135,35 @@ async fn request_whose_cache_is_behind_a_fresh_answer_waits_without_a_task() {
     assert_eq!(behind(&with_pod(Some("7"))), None);
     create(&unconfirmed, 500).await;
     assert_eq!(behind(&with_pod(None)), None, "the outcome is to be read");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_of_another_opaque_version_is_read_at_once() {
+    let unconfirmed = Arc::<UnconfirmedWrites>::default();
+    let request = Request::namespaced("ns", "a");
+    create(&unconfirmed, 201).await;
+    let is_read = |version: Option<&str>| {
+        let context = with_pod_of(VersionOrder::Opaque, version);
+        unconfirmed.begin(&request).behind(context.statuses()).is_none()
+    };
+
+    assert!(!is_read(None));
+    assert!(is_read(Some("9")), "it may be newer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn later_write_of_an_object_does_not_postpone_its_read() {
+    let unconfirmed = Arc::<UnconfirmedWrites>::default();
+    let request = Request::namespaced("ns", "a");
+    create(&unconfirmed, 201).await;
+    let waits = || unconfirmed.begin(&request).behind(with_pod(Some("6")).statuses()).is_some();
+    advance(READ_DELAY - Duration::from_secs(1)).await;
+    create(&unconfirmed, 201).await;
+    assert!(waits());
+
+    advance(Duration::from_secs(1)).await;
+
+    assert!(!waits(), "the server is to be read");
 }
 
 #[tokio::test(start_paused = true)]
