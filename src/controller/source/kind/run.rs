@@ -326,20 +326,22 @@ fn last_changes(subscription: &Subscription) -> Vec<Delta> {
     changes
 }
 
-/// Last change of the held subscription, as its replacement would have delivered it; `None` if the
+/// Returns the last change of a held subscription as the change to its replacement; `None` if the
 /// object is the same, or was not delivered. A changed uid is a deletion and a creation, as in any
 /// change.
 fn replaced(change: Delta, replacement: &Subscription) -> Option<Delta> {
     let old = change.old?;
     let new = change.new.or_else(|| replacement.store().get(&change.key));
-    let is_same = new.as_ref().is_some_and(|new| new.is_same_version(&old));
+    // Most objects: their names are not looked up.
+    if new.as_ref().is_some_and(|new| new.is_same_version(&old)) {
+        return None;
+    }
     let mut interests = change.interests;
     let names = new.as_ref().map(|new| replacement.names(new.header()));
     interests.extend(names.unwrap_or_default());
     interests.sort_unstable();
     interests.dedup();
-    let delta = Delta { key: change.key, old: Some(old), new, initial: false, interests };
-    (!is_same).then_some(delta)
+    Some(Delta { key: change.key, old: Some(old), new, initial: false, interests })
 }
 
 /// Returns the objects that concern a replacement and were not delivered before: created since, or
