@@ -3,7 +3,7 @@
 //! The author of a parent chooses its selector, and the hook need not know the objects that it
 //! matches: an adopted object that the hook does not want is deleted.
 
-use super::{FieldManager, LAST_APPLIED, choice::choice, resource::ServerObject};
+use crate::meta::{FieldManager, LAST_APPLIED, choice::choice, resource::ServerObject};
 
 /// Annotation of an object: with the value `"true"`, a parent whose selector matches the object may
 /// adopt it.

@@ -1,7 +1,7 @@
 //! Kinds of declared controllers, as users write them: `CompositeController`, `DecoratorController`
 //! and `ControllerRevision`, with their parts.
 //!
-//! The types are the schema of the CRDs ([`crds`](super::crds())). Their fields are
+//! The types are the schema of the CRDs ([`crds`](crate::meta::crds())). Their fields are
 //! Metacontroller's. `src/meta/definition.rs` validates their values, and rejects a controller with
 //! an invalid one. `preUpdateChild` and `postUpdateChild` are accepted and never called.
 

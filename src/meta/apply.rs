@@ -38,17 +38,23 @@ use self::{
     refusal::{ExistingObject, explain_existing, with_other_writer},
 };
 pub(crate) use self::{left_behind::is_alive, order::most_at_once};
-use super::{
-    ApplyStrategy, ControllerBudget, MetaOptions, Parents,
-    apply_strategy::ApplyRule,
-    budget::Reservation,
-    children::{ChildContext, DesiredChild, Parent, PlannedChild, Write, WriteStep},
-    equal_children::ChildDigest,
-    failures::Failures,
-    resource::{Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object},
-    sync_error::SyncError,
+use crate::{
+    controller::Context,
+    kind::VersionOrder,
+    meta::{
+        ApplyStrategy, ControllerBudget, MetaOptions, Parents,
+        apply_strategy::ApplyRule,
+        budget::Reservation,
+        children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
+        equal_children::ChildDigest,
+        failures::Failures,
+        parent::Parent,
+        resource::{
+            Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object,
+        },
+        sync_error::SyncError,
+    },
 };
-use crate::{controller::Context, kind::VersionOrder};
 
 /// Executor of the plans of one controller.
 pub(crate) struct Apply {

@@ -4,13 +4,13 @@ use std::{str::FromStr, sync::Arc};
 
 use serde_json::Value;
 
-use super::{choice::choice, rejection::Problems};
+use crate::meta::{choice::choice, rejection::Problems};
 
 /// Annotation of a declared controller: its apply strategy, instead of
-/// [`MetaOptions::apply_strategy`](super::MetaOptions::apply_strategy).
+/// [`MetaOptions::apply_strategy`](crate::meta::MetaOptions::apply_strategy).
 pub const APPLY_STRATEGY: &str = "pilotlight.dev/apply-strategy";
 /// Annotation of a declared controller: its field manager of server-side apply, instead of
-/// [`MetaOptions::field_manager`](super::MetaOptions::field_manager).
+/// [`MetaOptions::field_manager`](crate::meta::MetaOptions::field_manager).
 pub const APPLY_FIELD_MANAGER: &str = "pilotlight.dev/apply-field-manager";
 
 /// Field manager of Metacontroller, and of all writes other than server-side apply.

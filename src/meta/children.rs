@@ -26,37 +26,26 @@ pub(crate) use self::{
     server_side::with_uid,
     write_step::{DynamicApplyReturn, Write, WriteStep},
 };
-use super::{
-    SyncState, UpdateMethod,
-    equal_children::{ChildDigest, EqualChildren},
-    fingerprint::Fingerprint,
-    go_json,
-    last_applied::{self, SYSTEM_FIELDS},
-    log_text, merge,
-    ownership::Ownership,
-    rewrite,
-};
 use crate::{
-    controller::Request,
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
+    meta::{
+        UpdateMethod,
+        equal_children::{ChildDigest, EqualChildren},
+        fingerprint::Fingerprint,
+        go_json,
+        last_applied::{self, SYSTEM_FIELDS},
+        log_text, merge,
+        ownership::Ownership,
+        parent::Parent,
+        rewrite,
+    },
     redaction,
 };
 
-/// Parent, as far as its children need it.
-#[derive(Clone, Debug)]
-pub(crate) struct Parent {
-    /// Served type of the parent.
-    pub(crate) served: Arc<ServedType>,
-    /// Position of the type among those of parents, namespace and name.
-    pub(crate) key: Request,
-    /// uid.
-    pub(crate) uid: Arc<str>,
-    /// True if the object is being deleted.
-    pub(crate) terminating: bool,
-    /// State that its last sync has left.
-    pub(crate) state: Arc<SyncState>,
-}
+/// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child is
+/// refused before it is processed.
+pub(crate) const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
 
 /// Declared type of children that is served now.
 #[derive(Clone, Debug)]

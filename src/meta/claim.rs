@@ -2,12 +2,15 @@
 
 use serde::Deserialize;
 
-use super::{
-    LabelSelector, Selector,
-    ownership::{DECORATED_BY, UID_LABEL},
-    selection,
+use crate::{
+    informer::Header,
+    meta::{
+        LabelSelector, Selector,
+        ownership::{DECORATED_BY, UID_LABEL},
+        selection,
+    },
+    redaction,
 };
-use crate::{informer::Header, redaction};
 
 /// Decision about an object of a child type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::api::{CompositeController, ControllerRevision, DecoratorController};
+use crate::meta::api::{CompositeController, ControllerRevision, DecoratorController};
 
 #[cfg(test)]
 mod superset;

@@ -22,9 +22,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::endpoint::{
-    Endpoint, EndpointError, EndpointRule, ObjectContent, ObjectReference, ReferenceKind,
-};
 use crate::{
     controller::Cluster,
     discovery::TypeRegistry,
@@ -35,6 +32,9 @@ use crate::{
     manager::{
         ControllerName, Epoch, Readiness, Reason, RunResult, Runnable, RunnableGroup,
         UnmetRequirement, Verdict,
+    },
+    meta::endpoint::{
+        Endpoint, EndpointError, EndpointRule, ObjectContent, ObjectReference, ReferenceKind,
     },
 };
 

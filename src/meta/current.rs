@@ -8,10 +8,9 @@ use std::{mem::take, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::sync::ParentReconciler;
 use crate::{
     controller::{Context, Outcome, ReconcileError, Reconciler, Request},
-    meta::Hook,
+    meta::{Hook, sync::ParentReconciler},
 };
 
 /// Reconciler whose definition can be replaced. Cheap to clone.

@@ -11,16 +11,16 @@ use bytes::Bytes;
 use self::declared_rule::{DeclaredRule, declared_rules};
 pub(crate) use self::optional_related::{OptionalRelated, entry_of};
 pub use self::{limits::CustomizeLimits, optional_related::OPTIONAL_RELATED};
-use super::{
-    HookVersion, LabelSelector,
-    definition::type_ref,
-    protocol::{bounded, not_utf8},
-    rejection::Problems,
-    selection,
-};
 use crate::{
     informer::{Interest, ObjectKey, Selection, Selector},
     kind::{Scope, TypeRef},
+    meta::{
+        HookVersion, LabelSelector,
+        definition::type_ref,
+        message::{bounded, not_utf8},
+        rejection::Problems,
+        selection,
+    },
 };
 
 /// Rule for related objects of one parent.

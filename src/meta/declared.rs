@@ -14,14 +14,17 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    ControllerStatus, Definition,
-    hook_health::Health,
-    recorder::Severity,
-    runnable::DeclaredRunnable,
-    status::{Acceptance, View},
+use crate::{
+    kind::TypeRef,
+    manager::RunnableStatus,
+    meta::{
+        ControllerStatus, Definition,
+        hook_health::Health,
+        recorder::Severity,
+        runnable::DeclaredRunnable,
+        status::{Acceptance, View},
+    },
 };
-use crate::{kind::TypeRef, manager::RunnableStatus};
 
 /// Maximum number of pending Events of one controller; beyond it the oldest is dropped, as in a
 /// crash loop.

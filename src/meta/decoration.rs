@@ -15,7 +15,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
-use super::{fingerprint::Fingerprint, protocol::StringChanges, rewrite};
+use crate::meta::{fingerprint::Fingerprint, protocol::StringChanges, rewrite};
 
 /// Decoration that a response requests.
 #[derive(Clone, Copy, Debug)]

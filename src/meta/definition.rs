@@ -16,17 +16,20 @@ use serde_json::Value;
 
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
-use super::{
-    ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, StatusChecks,
-    apply_strategy::{self, ApplyRule},
-    choice::choice,
-    customize::OptionalRelated,
-    finalizer,
-    rejection::{Problems, Rejection},
-    sent_controller,
-    workers::workers,
+use crate::{
+    kind::TypeRef,
+    meta::{
+        ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, StatusChecks,
+        apply_strategy::{self, ApplyRule},
+        choice::choice,
+        customize::OptionalRelated,
+        finalizer,
+        rejection::{Problems, Rejection},
+        sent_controller,
+        workers::workers,
+    },
+    redaction,
 };
-use crate::{kind::TypeRef, redaction};
 
 /// Annotation of a declared controller: length of a chain of owners of the parent type at which a
 /// parent gets no more children of that type; 16 without it.

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{
+use crate::meta::{
     ChildRule, CompositeControllerSpec, ControllerKind, DecoratorControllerSpec, Definition,
     HookRule, ParentType,
 };

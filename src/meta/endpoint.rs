@@ -13,7 +13,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
-use super::{
+use crate::meta::{
     WebhookSpec,
     api::{Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig},
     rejection::Problems,

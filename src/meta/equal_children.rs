@@ -17,7 +17,7 @@
 
 use bytes::Bytes;
 
-use super::{FieldManager, digest::digest, fingerprint::Fingerprint};
+use crate::meta::{FieldManager, digest::digest, fingerprint::Fingerprint};
 
 /// Digest of a child and its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

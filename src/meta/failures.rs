@@ -1,6 +1,6 @@
 //! Failures of the children of one parent, as a message of bounded length.
 
-use crate::meta::protocol::bounded;
+use crate::meta::message::bounded;
 
 /// Number of failures that a message names, since all of 10,000 children may fail.
 const FAILURES: usize = 8;

@@ -10,7 +10,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{apply_strategy::METACONTROLLER, last_applied};
+use crate::meta::{apply_strategy::METACONTROLLER, last_applied};
 
 /// Returns the patch that hands the fields of dynamic apply to server-side apply; `None` if the
 /// object has neither the annotation nor fields of dynamic apply.

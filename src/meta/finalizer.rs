@@ -6,8 +6,10 @@
 
 use serde_json::{Value, json};
 
-use super::{ControllerKind, HookKind};
-use crate::informer::Header;
+use crate::{
+    informer::Header,
+    meta::{ControllerKind, HookKind},
+};
 
 /// Finalizers of the API server's garbage collector. While a parent has one, the collector deletes
 /// or orphans its children, and the controller does not manage them.

@@ -12,7 +12,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::{digest::digest, rewrite::text};
+use crate::meta::{digest::digest, rewrite::text};
 
 /// Whole numbers below this size are written without an exponent, and compare as integers.
 const WHOLE: f64 = 1e21;

@@ -7,11 +7,12 @@ use kube::core::{Selector as Reference, SelectorExt};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
+use crate::meta::{
     ControllerKind, HookVersion, LabelSelector, Selector,
     customize::{CustomizeLimits, related_rules},
     go_json, last_applied, merge,
-    protocol::{MAX_CHILDREN, check_unique_keys, children_field, sync_response},
+    options::MAX_CHILDREN,
+    protocol::{check_unique_keys, children_field, sync_response},
     selection,
 };
 

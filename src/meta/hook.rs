@@ -5,12 +5,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
-use super::{
-    ControllerBudget, HookError, HookSeries,
-    children::Parent,
-    hook_metrics::{CallOutcome, CountedCall},
+use crate::{
+    controller::Request,
+    guard::GuardedDrop,
+    manager::Epoch,
+    meta::{
+        ControllerBudget, HookError, HookSeries,
+        hook_metrics::{CallOutcome, CountedCall},
+    },
 };
-use crate::{controller::Request, guard::GuardedDrop, manager::Epoch};
 
 /// Answers a JSON request with a JSON response.
 ///
@@ -101,7 +104,8 @@ pub(crate) async fn call<'a>(
     series: &'a HookSeries,
     budget: &ControllerBudget,
     epoch: &Epoch,
-    parent: &Parent,
+    key: &Request,
+    uid: &str,
     request: Bytes,
 ) -> Result<(Bytes, CountedCall<'a>), HookError> {
     let token = epoch.token();
@@ -112,7 +116,7 @@ pub(crate) async fn call<'a>(
     let response = tokio::select! {
         biased;
         () = token.cancelled() => Err(HookError::Cancelled),
-        response = hook.call_about(&parent.key, &parent.uid, request) => response,
+        response = hook.call_about(key, uid, request) => response,
     };
     // An abandoned call counts as answered: a hook call is retried, so its outcome is not needed.
     passage.answered();
@@ -132,13 +136,11 @@ mod tests {
     use futures::FutureExt;
     use prometheus_client::registry::Registry;
 
-    use super::{
-        super::{
-            HookKind, HookMetrics, ResponseBudget, ResponseLimits, children::fixtures::parent,
-        },
-        *,
+    use super::*;
+    use crate::{
+        manager::StopReason,
+        meta::{HookKind, HookMetrics, ResponseBudget, ResponseLimits},
     };
-    use crate::manager::StopReason;
 
     /// Hook with one fixed response.
     struct ScriptedHook(Result<Bytes, HookError>);
@@ -151,6 +153,10 @@ mod tests {
 
     fn budget() -> ControllerBudget {
         ResponseBudget::default().controller("c")
+    }
+
+    fn key() -> Request {
+        Request::namespaced("ns", "p")
     }
 
     fn series() -> HookSeries {
@@ -183,7 +189,7 @@ mod tests {
             let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
             let (hook, epoch) = (ScriptedHook(response), Epoch::new("c", 1, Duration::ZERO));
 
-            let called = call(&hook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
+            let called = call(&hook, &series, &budget(), &epoch, &key(), "uid", Bytes::new()).await;
             if let Ok((_, counted)) = called {
                 counted.end(if usable { CallOutcome::Answered } else { CallOutcome::Invalid });
             }
@@ -208,7 +214,7 @@ mod tests {
         let series = metrics.series(HookKind::Sync, "c", "CompositeController", "http://x/");
         let epoch = Epoch::new("c", 1, Duration::ZERO);
 
-        let dropped = call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new())
+        let dropped = call(&SilentHook, &series, &budget(), &epoch, &key(), "uid", Bytes::new())
             .now_or_never();
 
         assert!(dropped.is_none());
@@ -228,10 +234,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn call_is_in_flight_until_its_response_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
-        let parent = parent(Some("ns"));
-        let (series, budget) = (series(), budget());
+        let (key, series, budget) = (key(), series(), budget());
         let mut call =
-            tokio_test(call(&SilentHook, &series, &budget, &epoch, &parent, Bytes::new()));
+            tokio_test(call(&SilentHook, &series, &budget, &epoch, &key, "uid", Bytes::new()));
 
         assert!(futures::poll!(&mut call).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
@@ -246,9 +251,9 @@ mod tests {
         let budget = ResponseBudget::new(ResponseLimits::default()).most_calls(1);
         let (own, other) = (budget.controller("c"), budget.controller("other"));
         let epoch = Epoch::new("c", 1, Duration::ZERO);
-        let (parent, series) = (parent(None), series());
+        let (key, series) = (key(), series());
         let hook = ScriptedHook(Ok(Bytes::new()));
-        let call = || tokio_test(call(&hook, &series, &own, &epoch, &parent, Bytes::new()));
+        let call = || tokio_test(call(&hook, &series, &own, &epoch, &key, "uid", Bytes::new()));
         let held = other.call().await;
         let mut waiting = call();
         assert!(futures::poll!(&mut waiting).is_pending());
@@ -271,7 +276,7 @@ mod tests {
         epoch.fence().close();
 
         let series = series();
-        let call = call(&SilentHook, &series, &budget(), &epoch, &parent(None), Bytes::new()).await;
+        let call = call(&SilentHook, &series, &budget(), &epoch, &key(), "uid", Bytes::new()).await;
 
         assert_eq!(call.err(), Some(HookError::Cancelled));
     }

@@ -39,7 +39,7 @@ pub enum HookError {
         code: u16,
         /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
         /// empty unless
-        /// [`MetaOptions::hook_error_excerpts`](super::MetaOptions::hook_error_excerpts) is set.
+        /// [`MetaOptions::hook_error_excerpts`](crate::meta::MetaOptions::hook_error_excerpts) is set.
         body: String,
         /// Address of the proxy that received the request and may have sent the status itself,
         /// without credentials. `None` for a hook over https.

@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use k8s_openapi::jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
@@ -15,7 +16,6 @@ use crate::{
     meta::{
         HookKind,
         contested::{ContestedObjects, ContestedSum},
-        rollout::RolloutHealth,
     },
 };
 
@@ -79,6 +79,30 @@ pub(crate) struct Health {
     pub(crate) rollouts: RolloutHealth,
     /// Desired objects of parents that other controllers own.
     pub(crate) contested: ContestedSum,
+}
+
+/// Pending rollouts, summed over all parents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RolloutHealth {
+    /// Number of parents whose rollout is under way.
+    pub(crate) pending: usize,
+    /// Number of them that have waited for a child for long.
+    pub(crate) waiting: usize,
+    /// Time of the last progress of the parent that has waited longest.
+    pub(crate) since: Option<Timestamp>,
+    /// The parents that have waited longest, five at most.
+    pub(crate) longest: Vec<WaitingParent>,
+}
+
+/// Parent that has waited for a child for long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingParent {
+    /// The parent.
+    pub(crate) parent: Request,
+    /// Time since which it waits.
+    pub(crate) since: Timestamp,
+    /// Text of its wait.
+    pub(crate) wait: String,
 }
 
 impl HookHealth {

@@ -19,8 +19,10 @@ use prometheus_client::{
 };
 
 pub(crate) use self::series::{CountedCall, HookSeries};
-use super::{HookError, HookKind};
-use crate::owner_gauge::{OwnerGauge, Part};
+use crate::{
+    meta::{HookError, HookKind},
+    owner_gauge::{OwnerGauge, Part},
+};
 
 /// Bucket bounds in seconds: Go's defaults, which dashboards expect.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];

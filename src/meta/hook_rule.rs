@@ -4,12 +4,12 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{
-    EndpointRule, WebhookSpec, api::EndpointConfig, hook_error::LONGEST_TIMEOUT,
-    rejection::Problems,
-};
 use crate::{
     duration::{self, DurationError},
+    meta::{
+        EndpointRule, WebhookSpec, api::EndpointConfig, hook_error::LONGEST_TIMEOUT,
+        rejection::Problems,
+    },
     redaction,
 };
 

@@ -37,7 +37,7 @@ pub(crate) fn is_on(child: &Value) -> bool {
 /// Sets the annotation of `child` to `desired`.
 #[cfg(test)]
 pub(crate) fn write(child: &mut Value, desired: &Value) {
-    write_text(child, super::go_json::encode(desired));
+    write_text(child, crate::meta::go_json::encode(desired));
 }
 
 /// Removes an annotation that was copied from the live object, and would grow with each copy.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{ControllerKind, LAST_APPLIED};
+use crate::meta::{ControllerKind, LAST_APPLIED};
 
 /// Longest body that is logged, in bytes: its tree takes many times as much memory.
 const LONGEST_BODY: usize = 256 * 1024;

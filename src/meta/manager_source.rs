@@ -6,7 +6,6 @@ use std::sync::Arc;
 use futures::FutureExt;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{ControllerKind, declared::DeclaredStates, recorder::Severity};
 use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
     discovery::TypeRegistry,
@@ -15,6 +14,7 @@ use crate::{
         ControllerState, DoneReason, ManagerHandle, Readiness, Snapshot, Transition,
         TransitionKind, always,
     },
+    meta::{ControllerKind, declared::DeclaredStates, recorder::Severity},
 };
 
 /// Source of requests for declared controllers that changed in the manager.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::{go_json, last_applied};
+use crate::meta::{go_json, last_applied};
 
 /// Merge keys of list items, in the order of preference; the first field that all items have is
 /// used.

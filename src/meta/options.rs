@@ -4,15 +4,17 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 
-use super::{
-    Adoption, ApplyStrategy, CustomizeLimits, Definition, EventLimit, FieldManager, Hook, HookKind,
-    HookMetrics, ResponseBudget, Selector, Strictness, protocol::MAX_CHILDREN,
-    webhook::MAX_RETRY_AFTER,
-};
 use crate::{
     manager::RunnableOptions,
+    meta::{
+        Adoption, ApplyStrategy, CustomizeLimits, Definition, EventLimit, FieldManager, Hook,
+        HookKind, HookMetrics, ResponseBudget, Selector, Strictness, webhook::MAX_RETRY_AFTER,
+    },
     transport::{Proxies, library_user_agent},
 };
+
+/// Default of the maximum number of children in one response.
+pub(crate) const MAX_CHILDREN: usize = 10_000;
 
 /// Creates one of the declared hooks of a controller, in place of a call to its URL.
 pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send + Sync>;
@@ -21,7 +23,7 @@ pub type HookFactory = Arc<dyn Fn(&Definition, HookKind) -> Arc<dyn Hook> + Send
 #[derive(Clone)]
 pub struct MetaOptions {
     /// Maximum number of concurrent hook calls of one controller; 5, unless the controller has the
-    /// annotation [`WORKERS`](super::WORKERS). A sync that writes is not
+    /// annotation [`WORKERS`](crate::meta::WORKERS). A sync that writes is not
     /// counted; at most 50 parents of a controller are synced at once, or `workers` if that is
     /// more.
     pub workers: usize,
@@ -32,7 +34,7 @@ pub struct MetaOptions {
     /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,
     /// Budget of the hook responses that are held at once, in bytes; defaults as in
-    /// [`ResponseLimits`](super::ResponseLimits).
+    /// [`ResponseLimits`](crate::meta::ResponseLimits).
     pub responses: ResponseBudget,
     /// Maximum number of concurrent hook calls of all controllers together; 0 for no bound, which
     /// is the default. Calls beyond it wait in the order in which they were made.
@@ -56,10 +58,10 @@ pub struct MetaOptions {
     /// default.
     pub recreate_without_dry_run: bool,
     /// Apply strategy of controllers without the annotation
-    /// [`APPLY_STRATEGY`](super::APPLY_STRATEGY); dynamic apply by default.
+    /// [`APPLY_STRATEGY`](crate::meta::APPLY_STRATEGY); dynamic apply by default.
     pub apply_strategy: ApplyStrategy,
     /// Field manager of server-side apply, of controllers without the annotation
-    /// [`APPLY_FIELD_MANAGER`](super::APPLY_FIELD_MANAGER); that of Metacontroller by default.
+    /// [`APPLY_FIELD_MANAGER`](crate::meta::APPLY_FIELD_MANAGER); that of Metacontroller by default.
     pub field_manager: FieldManager,
     /// Refusals beyond those of Metacontroller, and lifted bounds; none by default.
     pub strictness: Strictness,

@@ -5,8 +5,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{Selector, adoption::AdoptionRule, resource::ServerObject};
-use crate::informer::StringMap;
+use crate::{
+    informer::StringMap,
+    meta::{Selector, adoption::AdoptionRule, resource::ServerObject},
+};
 
 /// Label of generated selectors.
 pub(crate) const UID_LABEL: &str = "controller-uid";

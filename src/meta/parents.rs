@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{ForeignObjects, HookHealth, SyncStates, patches::Patches, related::RelatedObjects};
 use crate::{
     controller::Request,
-    meta::rollout::{PendingRollouts, RevisionInput},
+    meta::{
+        ForeignObjects, HookHealth, SyncStates,
+        patches::Patches,
+        related::RelatedObjects,
+        rollout::{PendingRollouts, RevisionInput},
+    },
 };
 
 /// Parents of one controller.

@@ -13,8 +13,11 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, value::RawValue};
 
-use super::resource::{Resource, ServerObject, is_forbidden, is_patch_forbidden};
-use crate::{informer::ObjectKey, kind::TypeIdentity};
+use crate::{
+    informer::ObjectKey,
+    kind::TypeIdentity,
+    meta::resource::{Resource, ServerObject, is_forbidden, is_patch_forbidden},
+};
 
 /// Types whose objects may not be patched: group and plural name.
 #[derive(Debug, Default)]

@@ -8,9 +8,7 @@ mod repeated_key;
 mod request;
 mod response;
 
-use std::str::Utf8Error;
-
-use super::ControllerKind;
+use crate::meta::ControllerKind;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::{repeated_key::check as check_unique_keys, response::sync_response};
@@ -19,17 +17,9 @@ pub(crate) use self::{
     response::{StringChanges, sync_response_within},
 };
 
-/// Default of the maximum number of children in one response.
-pub(crate) const MAX_CHILDREN: usize = 10_000;
-/// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child is
-/// refused before it is processed.
-pub(crate) const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
 /// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes
 /// the parent and its managed fields. A larger status is refused before it is processed.
 pub(crate) const MAX_STATUS_BYTES: usize = 1536 * 1024;
-/// The longest message about a response, in bytes: decoders repeat the value that is wrong.
-const MAX_MESSAGE_BYTES: usize = 512;
-
 /// Names of the fields that differ between the kinds.
 struct FieldNames {
     /// Parent in the request of a sync or finalize hook.
@@ -79,19 +69,4 @@ pub(crate) fn refuse_null(body: &[u8]) -> Result<(), String> {
         b"null" => Err("hook response is unusable: null, which --strict refuses; send {}".into()),
         _ => Ok(()),
     }
-}
-
-/// Returns the message about a response that is not UTF-8.
-pub(crate) fn not_utf8(error: &Utf8Error) -> String {
-    let at = error.valid_up_to();
-    format!("its byte {at} is not UTF-8; encode it as UTF-8")
-}
-
-/// Shortens a message to [`MAX_MESSAGE_BYTES`].
-pub(crate) fn bounded(mut message: String) -> String {
-    if message.len() > MAX_MESSAGE_BYTES {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
-        message.push('…');
-    }
-    message
 }

@@ -20,8 +20,13 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use self::outbox::{Delivery, Outbox, PutOutcome};
-use super::resource::{self, is_fenced, is_not_found};
-use crate::{controller::Context, manager::StopReason, redaction, token_bucket::TokenBucket};
+use crate::{
+    controller::Context,
+    manager::StopReason,
+    meta::resource::{self, is_fenced, is_not_found},
+    redaction,
+    token_bucket::TokenBucket,
+};
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";

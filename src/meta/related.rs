@@ -13,16 +13,16 @@ use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{
-    MetaOptions,
-    customize::{OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
-    fingerprint::Fingerprint,
-};
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
     discovery::{TypeRegistry, TypeState},
     informer::{Delta, Interest, Object, Selection, Store},
     kind::{Scope, ServedType, TypeRef},
+    meta::{
+        MetaOptions,
+        customize::{OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
+        fingerprint::Fingerprint,
+    },
 };
 
 /// Time for which the response of a customize hook is used, as in Metacontroller.

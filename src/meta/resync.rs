@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::digest::digest;
-use crate::duration::LONGEST;
+use crate::{duration::LONGEST, meta::digest::digest};
 
 /// Longest time between two groups of parents. A group is at most a twentieth of the parents.
 const GROUP_INTERVAL: Duration = Duration::from_millis(200);

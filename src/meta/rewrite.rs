@@ -10,7 +10,7 @@ use serde::{
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::go_json;
+use crate::meta::go_json;
 
 /// Returns the number of bytes of a text as it is sent: without whitespace, and escaped as Go does.
 ///

@@ -4,7 +4,7 @@
 //! rollout is under way, several revisions are live: each lists its children, and each is sent to
 //! the hook as a separate parent. A child keeps the form of its revision until the plan moves it.
 //!
-//! [`plan`] decides without I/O, and `super::sync` executes.
+//! [`plan`] decides without I/O, and `crate::meta::sync` executes.
 
 mod field_paths;
 mod input;
@@ -17,7 +17,7 @@ mod updated_condition;
 pub(crate) use self::{
     field_paths::{apply_patch, patch_of},
     input::{REVISIONS, RevisionCache, RevisionInput},
-    pending::{PendingRollouts, RecordedProgress, RolloutHealth, RolloutObserver, WaitingParent},
+    pending::{PendingRollouts, RecordedProgress, RolloutObserver},
     plan::{
         AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan, RolloutProgress,
         RolloutWait, ids, plan,

@@ -209,7 +209,7 @@ fn rollout_observer(hooks: &Hooks, parents: &Parents) -> RolloutObserver {
     Box::new(move |rollouts| {
         health.rolled(rollouts);
         if let Some(series) = &series {
-            series.rollouts(rollouts);
+            series.rollouts(rollouts.pending, rollouts.since);
         }
     })
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use kube::core::Expression;
 
-use super::{
-    LabelSelector,
-    api::{AnnotationSelector, LabelSelectorRequirement},
+use crate::{
+    informer::{Selector, is_in_headers, is_label, is_value},
+    meta::{
+        LabelSelector,
+        api::{AnnotationSelector, LabelSelectorRequirement},
+    },
 };
-use crate::informer::{Selector, is_in_headers, is_label, is_value};
 
 /// Parses a label selector; an empty one selects everything.
 ///

@@ -2,16 +2,15 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{
-    ControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
-    contested::ContestedSum,
-    hook_health::{FailureSum, Health},
-    rollout::{RolloutHealth, WaitingParent},
-};
 use crate::{
     controller::Request,
     kind::{TypeName, TypeRef},
     manager::{ControllerState, RunnableStatus, WatchState},
+    meta::{
+        ControllerStatus, Definition, Rejection, StatusCondition, WatchStatus,
+        contested::ContestedSum,
+        hook_health::{FailureSum, Health, RolloutHealth, WaitingParent},
+    },
 };
 
 /// Longest message of a condition, in characters; a specification may have very many problems.

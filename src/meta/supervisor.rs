@@ -20,16 +20,16 @@ use tracing::warn;
 
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
-use super::{
-    ControllerKind, Definition, HookFactory, MetaOptions, credentials::HookCredentials,
-    declared::DeclaredStates, manager_source::ManagerSource, recorder::EventRecorder,
-};
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
     guard::GuardedDrop,
     manager::{
         ConditionalRunnable, Epoch, ManagerHandle, MetricPart, Readiness, Registration, RunResult,
         Runnable, StopReason,
+    },
+    meta::{
+        ControllerKind, Definition, HookFactory, MetaOptions, credentials::HookCredentials,
+        declared::DeclaredStates, manager_source::ManagerSource, recorder::EventRecorder,
     },
 };
 

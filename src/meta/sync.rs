@@ -26,25 +26,26 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use self::hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall};
-use super::{
-    ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
-    adoption::AdoptionRule,
-    apply::Apply,
-    children::{ChildContext, Parent},
-    claim,
-    counted_hook::{CountedHook, Hooks},
-    finalizer::{Finalizer, FirstStep},
-    ownership::Ownership,
-    protocol::ObservedObjects,
-    recorder::EventRecorder,
-    resync,
-    sync_error::SyncError,
-};
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
     informer::Object,
     kind::TypeRef,
+    meta::{
+        ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
+        adoption::AdoptionRule,
+        apply::Apply,
+        children::ChildContext,
+        claim,
+        counted_hook::{CountedHook, Hooks},
+        finalizer::{Finalizer, FirstStep},
+        ownership::Ownership,
+        parent::Parent,
+        protocol::ObservedObjects,
+        recorder::EventRecorder,
+        resync,
+        sync_error::SyncError,
+    },
     redaction,
 };
 

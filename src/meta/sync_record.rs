@@ -10,8 +10,10 @@
 
 use std::{hash::Hash, time::Duration};
 
-use super::digest::digest;
-use crate::kind::{ServedType, TypeRef};
+use crate::{
+    kind::{ServedType, TypeRef},
+    meta::digest::digest,
+};
 
 /// Hash of bytes, with their number. Against chance, not against an attacker: only the hook could
 /// choose two equal responses, and it decides on the parent anyway.

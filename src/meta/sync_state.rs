@@ -13,15 +13,18 @@ use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{
-    digest::digest,
-    equal_children::EqualChildren,
-    fingerprint::Fingerprint,
-    resource::LiveOwner,
-    sync_record::SyncRecord,
-    write_limit::{FlappingObject, WriteLimit},
+use crate::{
+    controller::Request,
+    duration::LONGEST,
+    meta::{
+        digest::digest,
+        equal_children::EqualChildren,
+        fingerprint::Fingerprint,
+        resource::LiveOwner,
+        sync_record::SyncRecord,
+        write_limit::{FlappingObject, WriteLimit},
+    },
 };
-use crate::{controller::Request, duration::LONGEST};
 
 /// Time for which a pruned status counts as written. Afterwards it is written again, since the
 /// schema may have gained the field.
@@ -315,7 +318,8 @@ impl SyncState {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::sync_record::ObservedDigest, *};
+    use super::*;
+    use crate::meta::sync_record::ObservedDigest;
 
     #[tokio::test(start_paused = true)]
     async fn time_that_the_newest_response_requests_stays_until_it_has_passed() {

@@ -40,12 +40,13 @@ use self::{
     retry_after::retry_after,
     route::Routes,
 };
-use super::{
-    ControllerBudget, EtagRule, Hook, HookError, HookSeries, ResponseBudget,
-    credentials::HookEndpoint, endpoint::Endpoint,
-};
 use crate::{
-    controller, duration, redaction,
+    controller, duration,
+    meta::{
+        ControllerBudget, EtagRule, Hook, HookError, HookSeries, ResponseBudget,
+        credentials::HookEndpoint, endpoint::Endpoint,
+    },
+    redaction,
     transport::{
         ConnectProxy, Proxies, basic_authorization, library_user_agent, was_not_processed,
     },

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::rejection::Problems;
+use crate::meta::rejection::Problems;
 
 /// Annotation of a declared controller: maximum number of its concurrent hook calls, instead of
-/// [`MetaOptions::workers`](super::MetaOptions::workers).
+/// [`MetaOptions::workers`](crate::meta::MetaOptions::workers).
 pub const WORKERS: &str = "pilotlight.dev/workers";
 /// Upper bound of [`WORKERS`]: each worker may hold a request and a response.
 const MOST_WORKERS: usize = 1000;

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::digest::digest;
-use crate::token_bucket::TokenBucket;
+use crate::{meta::digest::digest, token_bucket::TokenBucket};
 
 /// Limit of writes. The burst admits four writes of one object, such as the status of the parent,
 /// for each of a hundred children: a rollout writes it up to three times for each. The rate admits

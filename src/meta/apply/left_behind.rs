@@ -11,8 +11,8 @@ use crate::{
     kind::ServedType,
     manager::Requester,
     meta::{
-        children::Parent,
         ownership::Ownership,
+        parent::Parent,
         resource::{LiveOwner, Resource, ServerObject, is_conflict, is_gone},
         sync_error::SyncError,
     },

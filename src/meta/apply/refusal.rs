@@ -5,8 +5,9 @@ use crate::{
     informer::{ObjectKey, StringMap},
     meta::{
         LAST_APPLIED, adoption,
-        children::{ChildContext, Parent},
+        children::ChildContext,
         ownership::{DECORATED_BY, Ownership},
+        parent::Parent,
         resource::{FIELD_MANAGER, LiveOwner, Resource, ServerObject, is_gone},
         sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
         sync_state::OtherOwner,

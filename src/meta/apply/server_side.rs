@@ -23,9 +23,10 @@ use crate::{
     kind::VersionOrder,
     meta::{
         Adoption,
-        children::{Parent, Write, WriteStep, with_uid},
+        children::{Write, WriteStep, with_uid},
         equal_children::ChildDigest,
         field_transfer,
+        parent::Parent,
         resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
         sync_error::SyncError,
     },

@@ -23,9 +23,10 @@ use crate::{
     meta::{
         MetaOptions, ResponseBudget, Selector, UpdateMethod,
         adoption::AdoptionRule,
-        children::{Child, Parent, ServedChildType, fixtures::*},
+        children::{Child, ServedChildType, fixtures::*},
         merge,
         ownership::Ownership,
+        parent::Parent,
     },
 };
 

@@ -26,9 +26,7 @@ use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        failures::Failures,
-        fingerprint::Fingerprint,
-        protocol::{MAX_CHILD_BYTES, bounded},
+        children::MAX_CHILD_BYTES, failures::Failures, fingerprint::Fingerprint, message::bounded,
         rewrite,
     },
     redaction,

@@ -2,7 +2,7 @@
 
 use super::{fixtures::*, *};
 use crate::meta::{
-    Selector, adoption::AdoptionRule, ownership::DECORATED_BY, protocol::MAX_CHILD_BYTES,
+    Selector, adoption::AdoptionRule, children::MAX_CHILD_BYTES, ownership::DECORATED_BY,
 };
 
 fn config_map(name: &str) -> Value {

@@ -2,12 +2,10 @@
 
 use serde_json::json;
 
-use super::{
-    super::{
-        EtagRule, HookVersion,
-        edit_effect::{EditEffect, edit_effect},
-    },
-    *,
+use super::*;
+use crate::meta::{
+    EtagRule, HookVersion,
+    edit_effect::{EditEffect, edit_effect},
 };
 
 fn parse(object: &Bytes) -> Result<Definition, Rejection> {

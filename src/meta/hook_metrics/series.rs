@@ -7,6 +7,7 @@ use std::{
 };
 
 use http::StatusCode;
+use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
 use tokio::time::Instant;
@@ -15,7 +16,6 @@ use super::{
     CallLabels, CallOutcome, ConnectEvent, ConnectLabels, Families, HookDurationLabels,
     HookRequestLabels, HookTasks, SeriesKey, SeriesLabels,
 };
-use crate::meta::rollout::RolloutHealth;
 
 /// Series of one hook.
 pub(crate) struct HookSeries {
@@ -88,12 +88,13 @@ impl HookSeries {
         Self::new(self.families.clone(), self.key.clone())
     }
 
-    /// Sets the gauges of rollouts.
-    pub(crate) fn rollouts(&self, rollouts: &RolloutHealth) {
+    /// Sets the gauges of rollouts: the number of parents, and the time of the last progress of the
+    /// one that has waited longest.
+    pub(crate) fn rollouts(&self, pending: usize, since: Option<Timestamp>) {
         let labels = &self.key.labels;
-        let pending = i64::try_from(rollouts.pending).unwrap_or(i64::MAX);
+        let pending = i64::try_from(pending).unwrap_or(i64::MAX);
         self.families.pending_rollouts.get_or_create(labels).set(pending);
-        let since = rollouts.since.map_or(0, |since| since.as_second());
+        let since = since.map_or(0, |since| since.as_second());
         self.families.rollout_since.get_or_create(labels).set(since);
     }
 

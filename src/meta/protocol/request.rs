@@ -10,7 +10,8 @@ use crate::{
     kind::ServedType,
     meta::{
         ControllerKind, HookKind, HookVersion,
-        children::{Child, Parent, ServedChildType},
+        children::{Child, ServedChildType},
+        parent::Parent,
         related::RelatedGroup,
     },
 };

@@ -10,12 +10,16 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+use super::{FieldNames, MAX_STATUS_BYTES, names, repeated_key};
 #[cfg(any(test, feature = "fuzzing"))]
-use super::MAX_CHILDREN;
-use super::{FieldNames, MAX_STATUS_BYTES, bounded, names, not_utf8, repeated_key};
+use crate::meta::options::MAX_CHILDREN;
 use crate::{
     duration::LONGEST,
-    meta::{ControllerKind, rewrite},
+    meta::{
+        ControllerKind,
+        message::{bounded, not_utf8},
+        rewrite,
+    },
     redaction,
 };
 

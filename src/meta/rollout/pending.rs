@@ -12,7 +12,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::plan::{ChildId, RolloutProgress, RolloutWait};
-use crate::controller::Request;
+use crate::{
+    controller::Request,
+    meta::hook_health::{RolloutHealth, WaitingParent},
+};
 
 /// Time after which a wait is reported as an Event, since short waits are part of each rollout.
 const REPORTED: Duration = Duration::from_secs(30);
@@ -51,30 +54,6 @@ struct PendingRollout {
     since: Instant,
     at: Timestamp,
     is_reported: bool,
-}
-
-/// Pending rollouts, summed over all parents.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RolloutHealth {
-    /// Number of parents whose rollout is under way.
-    pub(crate) pending: usize,
-    /// Number of them that have waited for a child for long.
-    pub(crate) waiting: usize,
-    /// Time of the last progress of the parent that has waited longest.
-    pub(crate) since: Option<Timestamp>,
-    /// The parents that have waited longest, five at most.
-    pub(crate) longest: Vec<WaitingParent>,
-}
-
-/// Parent that has waited for a child for long.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WaitingParent {
-    /// The parent.
-    pub(crate) parent: Request,
-    /// Time since which it waits.
-    pub(crate) since: Timestamp,
-    /// Text of its wait.
-    pub(crate) wait: String,
 }
 
 /// Result of recording the progress of a rollout.

@@ -14,9 +14,10 @@ use crate::{
     meta::{
         ForeignReason, Parents, Selector, adoption,
         apply::{is_alive, most_at_once},
-        children::{Child, Parent, ServedChildType, owner_reference},
+        children::{Child, ServedChildType, owner_reference},
         claim::{self, Claim},
         ownership::Ownership,
+        parent::Parent,
         resource::{Resource, is_gone},
     },
     redaction,

@@ -8,10 +8,10 @@ use crate::{
     informer::Object,
     meta::{
         HookKind,
-        children::Parent,
         customize::{self, RelatedRule},
         fingerprint::Fingerprint,
         hook_metrics::CallOutcome,
+        parent::Parent,
         protocol,
         related::{RelatedError, RelatedGroup, RulesToRead},
         rollout::OlderParent,

@@ -14,8 +14,9 @@ use crate::{
     informer::{Header, Object},
     meta::{
         apply::{ApplyResult, NOTHING},
-        children::{ChildContext, Parent},
+        children::ChildContext,
         decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+        parent::Parent,
         protocol::StringChanges,
         resource::{Resource, StoredObject, is_gone},
     },

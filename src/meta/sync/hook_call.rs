@@ -12,12 +12,13 @@ use crate::{
         HookKind, MetaOptions,
         apply::ApplyResult,
         budget::Reservation,
-        children::{CheckedChildren, ChildContext, DesiredChild, Parent},
+        children::{CheckedChildren, ChildContext, DesiredChild},
         failures::Failures,
         hook,
         hook_health::Failure,
         hook_metrics::{CallOutcome, CountedCall},
         log_text,
+        parent::Parent,
         protocol::{self, ObservedObjects, StringChanges},
         sync_record::{ObservedDigest, SyncRecord},
     },
@@ -170,10 +171,17 @@ impl ParentReconciler {
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
             tracing::trace!(target: BODIES, body = log_text::body(&request), "request to the hook");
         }
-        let (body, call) =
-            hook::call(&*hook.hook, &hook.series, &self.budget, context.epoch(), parent, request)
-                .await
-                .map_err(|error| SyncError::of_hook(hook.kind, error))?;
+        let (body, call) = hook::call(
+            &*hook.hook,
+            &hook.series,
+            &self.budget,
+            context.epoch(),
+            &parent.key,
+            &parent.uid,
+            request,
+        )
+        .await
+        .map_err(|error| SyncError::of_hook(hook.kind, error))?;
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
             tracing::trace!(target: BODIES, body = log_text::body(&body), "response of the hook");
         }

@@ -8,8 +8,9 @@ use crate::{
     informer::{Interest, Object, Selection},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        children::{Child, Parent, ServedChildType},
+        children::{Child, ServedChildType},
         ownership::Ownership,
+        parent::Parent,
     },
 };
 

@@ -7,10 +7,8 @@
 use crate::{
     informer::{Object, ObjectKey},
     meta::{
-        ControllerKind, MAX_OWNER_DEPTH,
-        apply::ApplyResult,
-        children::{Parent, ServedChildType},
-        sync_error::SyncError,
+        ControllerKind, MAX_OWNER_DEPTH, apply::ApplyResult, children::ServedChildType,
+        parent::Parent, sync_error::SyncError,
     },
 };
 

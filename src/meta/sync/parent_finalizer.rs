@@ -7,7 +7,7 @@ use crate::{
     controller::Context,
     informer::{Header, Object},
     meta::{
-        children::Parent,
+        parent::Parent,
         resource::{Resource, is_gone},
     },
 };

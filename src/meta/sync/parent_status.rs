@@ -15,8 +15,8 @@ use crate::{
     duration::{LONGEST, doubled},
     informer::Object,
     meta::{
-        children::Parent,
         fingerprint::Fingerprint,
+        parent::Parent,
         resource::{Resource, is_conflict, is_gone},
         rewrite,
     },

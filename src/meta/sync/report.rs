@@ -10,9 +10,9 @@ use crate::{
     kind::{Scope, TypeRef},
     meta::{
         HookError,
-        children::Parent,
         hook_health::Failure,
         ownership::Ownership,
+        parent::Parent,
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
         sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},

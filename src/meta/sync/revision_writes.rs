@@ -14,8 +14,9 @@ use crate::{
     informer::{Object, ObjectKey},
     meta::{
         api::RevisionChildren,
-        children::{Parent, owner_reference},
+        children::owner_reference,
         go_json,
+        parent::Parent,
         resource::{
             Resource, ServerObject, is_already_there, is_gone, is_in_ending_namespace,
             is_other_object,

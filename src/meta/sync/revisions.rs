@@ -17,9 +17,10 @@ use crate::{
     meta::{
         ForeignReason,
         apply::is_alive,
-        children::{Parent, owner_reference},
+        children::owner_reference,
         customize::RelatedRule,
         digest::digest,
+        parent::Parent,
         recorder::Severity,
         resource::{Resource, is_gone},
         rollout::{

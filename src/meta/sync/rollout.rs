@@ -20,9 +20,10 @@ use crate::{
     meta::{
         ApplyStrategy, ChildRule, HookKind,
         apply_strategy::ApplyRule,
-        children::{Child, ChildContext, DesiredChild, Parent},
+        children::{Child, ChildContext, DesiredChild},
         counted_hook::CountedHook,
         equal_children::EqualChildren,
+        parent::Parent,
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
