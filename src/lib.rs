@@ -101,22 +101,22 @@
 //!    (`src/controller/run.rs::spawn`), once the caches hold the earlier writes of the request
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. A declared controller runs the
-//!    reconciler of its definition in effect (`src/meta/current.rs::reconcile`), which is the same
+//!    reconciler of its definition in effect (`src/meta/runnable/current.rs::reconcile`), which is the same
 //!    for both kinds:
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
-//!       first, if that is due (`src/meta/finalizer.rs::first_step`). The other steps are one sync
+//!       first, if that is due (`src/meta/definition/finalizer.rs::first_step`). The other steps are one sync
 //!       (`src/meta/sync.rs::sync`);
 //!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
 //!       reads the objects that the customize hook relates to the parent
 //!       (`src/meta/sync/customize.rs::related`);
 //!    3. it declares its interest in children, and claims and adopts them
-//!       (`src/meta/sync/observation.rs::observe`, by `src/meta/claim.rs`; the writes in
+//!       (`src/meta/sync/observation.rs::observe`, by `src/meta/children/claim.rs`; the writes in
 //!       `src/meta/sync/adopt.rs`);
 //!    4. it assembles the hook request from cached bytes
 //!       (`src/meta/protocol/request.rs::sync_request`);
-//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hook.rs::call`,
-//!       over HTTP `src/meta/webhook.rs::exchange`), and ends here if request and response equal
-//!       those of the last sync (`src/meta/sync_record.rs::unchanged_since`);
+//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hooks.rs::call`,
+//!       over HTTP `src/meta/hooks/webhook.rs::exchange`), and ends here if request and response equal
+//!       those of the last sync (`src/meta/parent/sync_record.rs::unchanged_since`);
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`). During a rolling update
 //!       it also calls the hook for each older revision, and plans the revision of each child
 //!       (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
@@ -129,8 +129,8 @@
 //!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
 //!    9. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
-//!       equal before (`src/meta/equal_children.rs::contains`): by a three-way merge
-//!       (`src/meta/children.rs::step`, `src/meta/merge.rs`) or for server-side apply
+//!       equal before (`src/meta/parent/equal_children.rs::contains`): by a three-way merge
+//!       (`src/meta/children.rs::step`, `src/meta/children/merge.rs`) or for server-side apply
 //!       (`src/meta/children/server_side.rs`). The requests are in `src/meta/resource.rs`. The
 //!       first write releases the worker slot of the reconcile.
 //! 9. Each API request of a reconcile passes the fence of the epoch (`src/manager/fence.rs::pass`,
@@ -138,7 +138,7 @@
 //!    request until its response is read (`src/manager/fence/exchange.rs`). Once closed
 //!    (`src/manager/fence.rs::close`), it refuses every request and drops those that it owns. A
 //!    hook call passes the fence too, and is abandoned when the epoch ends
-//!    (`src/meta/hook.rs::call`).
+//!    (`src/meta/hooks.rs::call`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::requeue_or_forget`).
 //!
@@ -228,7 +228,7 @@
 //! 1. The supervisor validates the object (`src/meta/supervisor/reconciler.rs::reconcile`,
 //!    `src/meta/definition.rs::parse`). An invalid edit is reported in the status; the last valid
 //!    definition stays in effect.
-//! 2. It compares both definitions (`src/meta/edit_effect.rs::edit_effect`): keep, a swap in the
+//! 2. It compares both definitions (`src/meta/definition/edit_effect.rs::edit_effect`): keep, a swap in the
 //!    running epoch, or a new epoch. `src/meta/supervisor/reconciler.rs::execute` carries this out.
 //! 3. A swap needs an epoch that starts or runs, and no pending edit
 //!    (`src/meta/supervisor/swap.rs::effect`); otherwise a new epoch replaces the current one. A
@@ -273,7 +273,7 @@
 //! | request has one reconcile at a time | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::done` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged`, by the priority of a change from `src/controller/source/mapping.rs::priority` |
 //! | Retry-After of the API server delays a reconcile | read by `src/manager/fence/refusal.rs::with_retry_after`, classified by `src/controller/run/outcome.rs::of`, delayed by `src/controller/run/settlement.rs::delay_throttled` and the gate in `src/controller/queue/retry_gate.rs::failed`; for informers `src/informer/request_delays.rs::delay` |
-//! | parent is resynced | `src/meta/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
+//! | parent is resynced | `src/meta/parent/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | reconciler reads a cache | `src/controller/context.rs::lister`, `src/controller/context.rs::store`; an object that is kept as metadata `src/controller/context/fetch.rs::fetch` |
@@ -283,14 +283,14 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | metrics of hooks, removed with their controller | `src/meta/hook_metrics.rs::series` |
+//! | metrics of hooks, removed with their controller | `src/meta/hooks/metrics.rs::series` |
 //! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
-//! | failed hook call is classified | `src/meta/sync_error.rs::of_hook` |
-//! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/status.rs` |
-//! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/hook_health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
-//! | credentials of a hook are read and rotated | `src/meta/credentials.rs::follow`, `src/meta/endpoint.rs::resolve` |
-//! | hook is reached through a proxy | `src/meta/webhook/connector.rs`, by the variables that `crates/transport/src/proxies.rs` reads |
-//! | size of a hook response, and memory of all responses, are bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
+//! | failed hook call is classified | `src/meta/parent/sync_error.rs::of_hook` |
+//! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/supervisor/status.rs` |
+//! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/parent/health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
+//! | credentials of a hook are read and rotated | `src/meta/hooks/credentials.rs::follow`, `src/meta/hooks/endpoint.rs::resolve` |
+//! | hook is reached through a proxy | `src/meta/hooks/webhook/connector.rs`, by the variables that `crates/transport/src/proxies.rs` reads |
+//! | size of a hook response, and memory of all responses, are bounded | `src/meta/hooks/budget.rs`, `src/meta/hooks/webhook/body.rs::read_body` |
 //! | related objects are read; their changes name the parents | `src/meta/related.rs::read`, `src/meta/related.rs::set_interests`; of a namespace `src/meta/related.rs::matches_differently` |
 //!
 //! ## Parents and children
@@ -298,25 +298,25 @@
 //! | mechanism | place |
 //! |---|---|
 //! | finalizers are removed after their controller | `src/meta/supervisor/freed_parents.rs::free_parents` |
-//! | orphan is adopted | `src/meta/sync/adopt.rs::claim`, by `src/meta/claim.rs::claim` and `src/meta/adoption.rs::admits` |
+//! | orphan is adopted | `src/meta/sync/adopt.rs::claim`, by `src/meta/children/claim.rs::claim` and `src/meta/children/adoption.rs::admits` |
 //! | child of an earlier parent of the same name is deleted | `src/meta/apply/left_behind.rs::delete_left_behind` |
-//! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
+//! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/children/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields` |
 //! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
 //! | object counts as a revision of a parent | `src/meta/sync/revisions.rs::count` |
 //! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
-//! | loop of writes is bounded | `src/meta/write_limit.rs::may_write` |
-//! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/decoration.rs` |
-//! | objects are updated where patches are forbidden | `src/meta/patches.rs::merge` |
-//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/sync_state.rs` delays it |
+//! | loop of writes is bounded | `src/meta/parent/write_limit.rs::may_write` |
+//! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/sync/decoration.rs` |
+//! | objects are updated where patches are forbidden | `src/meta/resource/patches.rs::merge` |
+//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
 //!
 //! ## Declared controllers
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
+//! | status of a declared controller is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/supervisor/status.rs` |
 //! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
-//! | refusals beyond those of Metacontroller | `src/meta/strictness.rs` |
+//! | refusals beyond those of Metacontroller | `src/meta/definition/strictness.rs` |
 //!
 //! ## Process
 //!
@@ -334,9 +334,9 @@
 //! |---|---|
 //! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::meta_options` or `src/cli/instance.rs::cluster` copies it into an option of the library, `src/cli/run.rs::upstream` a flag of Metacontroller |
 //! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/reconciler.rs::hook` passes those of a hook on |
-//! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
+//! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/definition/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
-//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `crates/transport/src/metrics.rs`, `src/meta/hook_metrics.rs`, `src/server/process.rs` |
+//! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `crates/transport/src/metrics.rs`, `src/meta/hooks/metrics.rs`, `src/server/process.rs` |
 //! | source of a controller | an implementation of [`ConditionalSource`](controller::ConditionalSource), such as `src/controller/source/channel.rs` |
 //! | fault of the API server | a rule in `crates/testing/src/faults.rs`, its row in `docs/faults.md` |
 //!

@@ -5,11 +5,15 @@
 //! Metacontroller's. `src/meta/definition.rs` validates their values, and rejects a controller with
 //! an invalid one. `preUpdateChild` and `postUpdateChild` are accepted and never called.
 
+pub(super) mod choice;
 mod composite_controller;
+pub(super) mod controller_kind;
 mod controller_revision;
+pub(super) mod crds;
 mod credentials;
 mod decorator_controller;
 mod hook;
+pub(super) mod rejection;
 mod selector;
 mod status;
 

@@ -6,6 +6,7 @@
 mod dry_run_apply;
 mod dry_run_create;
 mod dry_run_update;
+mod field_transfer;
 mod left_behind;
 mod order;
 mod quota;
@@ -42,17 +43,15 @@ use crate::{
     controller::Context,
     kind::VersionOrder,
     meta::{
-        ApplyStrategy, ControllerBudget, MetaOptions, Parents,
-        apply_strategy::ApplyRule,
-        budget::Reservation,
         children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
-        equal_children::ChildDigest,
-        failures::Failures,
-        parent::Parent,
+        definition::apply_strategy::{ApplyRule, ApplyStrategy},
+        hooks::budget::{ControllerBudget, Reservation},
+        options::MetaOptions,
+        parent::{Parent, equal_children::ChildDigest, failures::Failures, sync_error::SyncError},
+        parents::Parents,
         resource::{
             Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object,
         },
-        sync_error::SyncError,
     },
 };
 

@@ -7,8 +7,15 @@
 //! A child is kept as the text that the hook sent, and decoded only for its own step. At most one
 //! child of a parent is decoded at a time, while earlier ones are being written.
 
+pub(super) mod adoption;
 mod check;
+pub(super) mod claim;
+pub(super) mod foreign_objects;
+pub(super) mod last_applied;
+pub(super) mod log_text;
+pub(super) mod merge;
 mod named_child;
+pub(super) mod ownership;
 mod server_side;
 mod write_step;
 
@@ -26,19 +33,17 @@ pub(crate) use self::{
     server_side::with_uid,
     write_step::{DynamicApplyReturn, Write, WriteStep},
 };
+use self::{last_applied::SYSTEM_FIELDS, ownership::Ownership};
 use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
     meta::{
-        UpdateMethod,
-        equal_children::{ChildDigest, EqualChildren},
-        fingerprint::Fingerprint,
-        go_json,
-        last_applied::{self, SYSTEM_FIELDS},
-        log_text, merge,
-        ownership::Ownership,
-        parent::Parent,
-        rewrite,
+        definition::UpdateMethod,
+        json::{fingerprint::Fingerprint, go_json, rewrite},
+        parent::{
+            Parent,
+            equal_children::{ChildDigest, EqualChildren},
+        },
     },
     redaction,
 };

@@ -3,10 +3,18 @@
 //! All problems are collected, each with its field. An object with a problem is rejected as a whole
 //! and never executed in part. The fields of each kind are read in a module of their own.
 
+pub(super) mod apply_strategy;
 mod composite;
 mod decorator;
+pub(super) mod edit_effect;
 mod fields;
+pub(super) mod finalizer;
+pub(super) mod optional_related;
 mod parents;
+pub(super) mod selection;
+mod sent_controller;
+pub(super) mod strictness;
+pub(super) mod workers;
 
 use std::time::Duration;
 
@@ -16,17 +24,21 @@ use serde_json::Value;
 
 pub(super) use self::fields::{lacks_only_hooks, type_ref};
 pub(crate) use self::parents::{ParentRule, ParentType};
+use self::{
+    apply_strategy::{ApplyRule, ApplyStrategy, FieldManager},
+    optional_related::OptionalRelated,
+    workers::workers,
+};
 use crate::{
     kind::TypeRef,
     meta::{
-        ApplyStrategy, ControllerKind, FieldManager, HookKind, HookRule, StatusChecks,
-        apply_strategy::{self, ApplyRule},
-        choice::choice,
-        customize::OptionalRelated,
-        finalizer,
-        rejection::{Problems, Rejection},
-        sent_controller,
-        workers::workers,
+        api::{
+            StatusChecks,
+            choice::choice,
+            controller_kind::ControllerKind,
+            rejection::{Problems, Rejection},
+        },
+        hooks::rule::{HookKind, HookRule},
     },
     redaction,
 };

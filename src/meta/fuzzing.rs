@@ -7,13 +7,18 @@ use kube::core::{Selector as Reference, SelectorExt};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::meta::{
-    ControllerKind, HookVersion, LabelSelector, Selector,
-    customize::{CustomizeLimits, related_rules},
-    go_json, last_applied, merge,
-    options::MAX_CHILDREN,
-    protocol::{check_unique_keys, children_field, sync_response},
-    selection,
+use crate::{
+    informer::Selector,
+    meta::{
+        api::{LabelSelector, controller_kind::ControllerKind},
+        children::{last_applied, merge},
+        definition::selection,
+        hooks::rule::HookVersion,
+        json::go_json,
+        options::{MAX_CHILDREN, customize_limits::CustomizeLimits},
+        protocol::{check_unique_keys, children_field, sync_response},
+        related::customize::related_rules,
+    },
 };
 
 /// Checks the parser of hook responses. A response that is accepted in strict mode is accepted in

@@ -1,14 +1,27 @@
 //! Options of declared controllers: one value for the process, which each part reads where it acts.
 
+pub(super) mod customize_limits;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 
+use self::customize_limits::CustomizeLimits;
 use crate::{
+    informer::Selector,
     manager::RunnableOptions,
     meta::{
-        Adoption, ApplyStrategy, CustomizeLimits, Definition, EventLimit, FieldManager, Hook,
-        HookKind, HookMetrics, ResponseBudget, Selector, Strictness, webhook::MAX_RETRY_AFTER,
+        children::adoption::Adoption,
+        definition::{
+            Definition,
+            apply_strategy::{ApplyStrategy, FieldManager},
+            strictness::Strictness,
+        },
+        hooks::{
+            Hook, budget::ResponseBudget, metrics::HookMetrics, rule::HookKind,
+            webhook::MAX_RETRY_AFTER,
+        },
+        recorder::EventLimit,
     },
     transport::{Proxies, library_user_agent},
 };

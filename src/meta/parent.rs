@@ -1,8 +1,18 @@
 //! Parent of a sync, and what is kept of it between syncs.
 
+pub(super) mod contested;
+pub(super) mod equal_children;
+pub(super) mod failures;
+pub(super) mod health;
+pub(super) mod resync;
+pub(super) mod sync_error;
+pub(super) mod sync_record;
+pub(super) mod sync_state;
+pub(super) mod write_limit;
+
 use std::sync::Arc;
 
-use crate::meta::SyncState;
+use self::sync_state::SyncState;
 use crate::{controller::Request, kind::ServedType};
 
 /// Parent, as far as its children need it.

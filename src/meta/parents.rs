@@ -7,9 +7,10 @@ use tokio::time::Instant;
 use crate::{
     controller::Request,
     meta::{
-        ForeignObjects, HookHealth, SyncStates,
-        patches::Patches,
+        children::foreign_objects::ForeignObjects,
+        parent::{health::HookHealth, sync_state::SyncStates},
         related::RelatedObjects,
+        resource::patches::Patches,
         rollout::{PendingRollouts, RevisionInput},
     },
 };

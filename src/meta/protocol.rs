@@ -8,7 +8,7 @@ mod repeated_key;
 mod request;
 mod response;
 
-use crate::meta::ControllerKind;
+use crate::meta::api::controller_kind::ControllerKind;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::{repeated_key::check as check_unique_keys, response::sync_response};

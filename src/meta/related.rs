@@ -13,15 +13,16 @@ use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use self::customize::RelatedRule;
 use crate::{
     controller::{Builder, Context, Handler, InputError, InputHandle, InputState, Inputs, Request},
     discovery::{TypeRegistry, TypeState},
     informer::{Delta, Interest, Object, Selection, Store},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        MetaOptions,
-        customize::{OPTIONAL_RELATED, OptionalRelated, RelatedRule, entry_of},
-        fingerprint::Fingerprint,
+        definition::optional_related::{OPTIONAL_RELATED, OptionalRelated, entry_of},
+        json::fingerprint::Fingerprint,
+        options::MetaOptions,
     },
 };
 
@@ -563,5 +564,6 @@ fn namespace_type() -> TypeRef {
     TypeRef::resource("", "v1", "namespaces")
 }
 
+pub(super) mod customize;
 #[cfg(test)]
 mod tests;

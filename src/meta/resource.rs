@@ -2,6 +2,8 @@
 //!
 //! Every request has a deadline. Retries are left to the work queue.
 
+pub(super) mod patches;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
@@ -18,7 +20,10 @@ use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
-    meta::{FieldManager, apply_strategy::METACONTROLLER, fingerprint::Fingerprint, go_json},
+    meta::{
+        definition::apply_strategy::{FieldManager, METACONTROLLER},
+        json::{fingerprint::Fingerprint, go_json},
+    },
     redaction,
 };
 

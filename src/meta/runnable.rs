@@ -1,5 +1,6 @@
 //! Runnable of a declared controller: its sources, predicates and lifecycle.
 
+mod current;
 mod release;
 mod swap;
 
@@ -9,7 +10,10 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use self::release::{Cleanup, warn_of};
+use self::{
+    current::CurrentSync,
+    release::{Cleanup, warn_of},
+};
 use crate::{
     controller::{
         Backoff, BuildError, Builder, Cluster, Controller, ControllerDefaults, Handler, Predicate,
@@ -20,13 +24,13 @@ use crate::{
         all_of, always, some_of, subresource_served_if_crd, type_served,
     },
     meta::{
-        ChildRule, ControllerKind, Definition, HookKind, MetaOptions, ParentType, Parents,
+        api::controller_kind::ControllerKind,
         apply::Apply,
-        counted_hook::Hooks,
-        current::CurrentSync,
-        definition::ParentRule,
-        finalizer::Finalizer,
-        hook_health::Health,
+        definition::{ChildRule, Definition, ParentRule, ParentType, finalizer::Finalizer},
+        hooks::{counted::Hooks, rule::HookKind},
+        options::MetaOptions,
+        parent::health::Health,
+        parents::Parents,
         recorder::EventRecorder,
         related::RelatedObjects,
         rollout::{REVISIONS, RevisionInput, RolloutObserver},

@@ -5,10 +5,14 @@
 //! the CRD is gone, the declared controllers keep running as declared. When it returns, objects and
 //! runnables are matched by name.
 
+mod declared;
 mod declared_controllers;
 mod freed_parents;
+mod manager_source;
 mod own_status;
 mod reconciler;
+mod served_elsewhere;
+mod status;
 mod swap;
 #[cfg(test)]
 mod tests;
@@ -19,7 +23,9 @@ use futures::future::BoxFuture;
 use tracing::warn;
 
 pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
-use self::reconciler::DeclarationReconciler;
+use self::{
+    declared::DeclaredStates, manager_source::ManagerSource, reconciler::DeclarationReconciler,
+};
 use crate::{
     controller::{BuildError, Cluster, Controller, ControllerDefaults, Predicate},
     guard::GuardedDrop,
@@ -28,8 +34,11 @@ use crate::{
         Runnable, StopReason,
     },
     meta::{
-        ControllerKind, Definition, HookFactory, MetaOptions, credentials::HookCredentials,
-        declared::DeclaredStates, manager_source::ManagerSource, recorder::EventRecorder,
+        api::controller_kind::ControllerKind,
+        definition::Definition,
+        hooks::credentials::HookCredentials,
+        options::{HookFactory, MetaOptions},
+        recorder::EventRecorder,
     },
 };
 

@@ -4,6 +4,7 @@
 mod adopt;
 mod composite;
 mod customize;
+mod decoration;
 mod decorator;
 mod hook_call;
 mod observation;
@@ -32,19 +33,23 @@ use crate::{
     informer::Object,
     kind::TypeRef,
     meta::{
-        ControllerBudget, ControllerKind, Definition, HookKind, MetaOptions, Parents,
-        adoption::AdoptionRule,
+        api::controller_kind::ControllerKind,
         apply::Apply,
-        children::ChildContext,
-        claim,
-        counted_hook::{CountedHook, Hooks},
-        finalizer::{Finalizer, FirstStep},
-        ownership::Ownership,
-        parent::Parent,
+        children::{ChildContext, adoption::AdoptionRule, claim, ownership::Ownership},
+        definition::{
+            Definition,
+            finalizer::{Finalizer, FirstStep},
+        },
+        hooks::{
+            budget::ControllerBudget,
+            counted::{CountedHook, Hooks},
+            rule::HookKind,
+        },
+        options::MetaOptions,
+        parent::{Parent, resync, sync_error::SyncError},
+        parents::Parents,
         protocol::ObservedObjects,
         recorder::EventRecorder,
-        resync,
-        sync_error::SyncError,
     },
     redaction,
 };

@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::names::sources;
 
 /// Path of a module, as its file's below `src`.
-type Module = Vec<String>;
+pub(super) type Module = Vec<String>;
 
 /// Sources by module, without comments and test modules.
-struct Crate {
+pub(super) struct Crate {
     texts: BTreeMap<Module, String>,
     /// Targets of the names that a module imports, which may re-export them.
     imports: BTreeMap<Module, BTreeMap<String, Module>>,
 }
 
 impl Crate {
-    fn read(sources: Vec<(String, String)>) -> Self {
+    pub(super) fn read(sources: Vec<(String, String)>) -> Self {
         let texts = sources.into_iter().map(|(file, text)| {
             let code = text.split("mod tests {").next().unwrap_or_default();
             let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -66,7 +66,7 @@ impl Crate {
 
     /// Returns the modules that each module imports, without its front door and the files directly
     /// in its folder.
-    fn edges(&self) -> BTreeMap<&Module, BTreeSet<Module>> {
+    pub(super) fn edges(&self) -> BTreeMap<&Module, BTreeSet<Module>> {
         let of = |module: &Module, text: &String| {
             let paths = declared(text).into_iter().chain(inline(text));
             let targets = paths.filter_map(|path| {

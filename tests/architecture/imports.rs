@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::{cycles::Crate, names};
+
 /// Each room of `src`, with the rooms and crates that it imports besides the [`SMALL`] ones.
 const ROOMS: [(&str, &[&str]); 18] = [
     ("kind", &[]),
@@ -69,6 +71,27 @@ const OF_TESTS: [(&str, &[&str]); 5] = [
 
 /// Rooms with a number, in their order.
 const NUMBERED: [&str; 5] = ["discovery", "manager", "informer", "controller", "meta"];
+
+/// Rooms within `meta`, in their order. `meta.rs` says what each owns.
+const ROOMS_OF_META: [&str; 17] = [
+    "api",
+    "json",
+    "hooks",
+    "definition",
+    "resource",
+    "recorder",
+    "parent",
+    "children",
+    "options",
+    "related",
+    "protocol",
+    "rollout",
+    "parents",
+    "apply",
+    "sync",
+    "runnable",
+    "supervisor",
+];
 
 #[test]
 fn each_module_of_the_crate_is_a_room() {
@@ -204,6 +227,29 @@ fn imports_never_run_backwards() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn rooms_of_meta_import_only_those_above_them() {
+    let front_door = fs::read_to_string(root().join("src/meta.rs")).unwrap();
+    let stated =
+        front_door.lines().filter_map(|line| line.strip_prefix("// | `")?.split('`').next());
+    assert_eq!(stated.collect::<Vec<_>>(), ROOMS_OF_META);
+
+    let place = |module: &[String]| {
+        let room = module.strip_prefix(&["meta".to_owned()])?.first()?;
+        ROOMS_OF_META.iter().position(|it| it == room)
+    };
+    let (mut wrong, mut read) = (Vec::new(), 0);
+    for (module, imported) in Crate::read(names::sources()).edges() {
+        let Some(own) = place(module) else { continue };
+        let later = imported.iter().filter(|it| place(it).is_some_and(|place| place > own));
+        wrong.extend(later.map(|it| format!("{} imports {}", module.join("/"), it.join("/"))));
+        read += 1;
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(read > 100, "only {read} files were read");
 }
 
 #[test]

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use crate::{
     meta::{
-        fingerprint::Fingerprint,
+        json::fingerprint::Fingerprint,
+        parent::sync_error::SyncError,
         resource::{is_gone, is_invalid, is_other_uid, is_refused},
-        sync_error::SyncError,
     },
     redaction,
 };

@@ -18,11 +18,11 @@ use crate::{
     kind::ServedType,
     meta::{
         children::Write,
+        parent::sync_error::SyncError,
         resource::{
             Resource, is_already_there, is_conflict, is_denied, is_fenced, is_gone, is_no_dry_run,
             requested_wait,
         },
-        sync_error::SyncError,
     },
     redaction,
 };

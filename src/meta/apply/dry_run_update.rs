@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::meta::{
-    fingerprint::Fingerprint,
+    json::fingerprint::Fingerprint,
+    parent::sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
     resource::{is_conflict, is_fenced, requested_wait},
-    sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
 };
 
 /// Fields that a dry run changes even if the update would change nothing else.

@@ -11,10 +11,9 @@ use crate::{
     kind::ServedType,
     manager::Requester,
     meta::{
-        ownership::Ownership,
-        parent::Parent,
+        children::ownership::Ownership,
+        parent::{Parent, sync_error::SyncError},
         resource::{LiveOwner, Resource, ServerObject, is_conflict, is_gone},
-        sync_error::SyncError,
     },
 };
 

@@ -8,9 +8,9 @@
 //! overlap.
 
 use crate::meta::{
-    UpdateMethod,
-    budget::UNRESERVED_BYTES,
     children::{PlannedChild, ServedChildType},
+    definition::UpdateMethod,
+    hooks::budget::UNRESERVED_BYTES,
 };
 
 /// Maximum number of writes under way for one parent. Together with [`UNRESERVED_BYTES`] it bounds

@@ -4,13 +4,17 @@ use super::left_behind::{self, LeftBehindChild};
 use crate::{
     informer::{ObjectKey, StringMap},
     meta::{
-        LAST_APPLIED, adoption,
-        children::ChildContext,
-        ownership::{DECORATED_BY, Ownership},
-        parent::Parent,
+        children::{
+            ChildContext, adoption,
+            last_applied::LAST_APPLIED,
+            ownership::{DECORATED_BY, Ownership},
+        },
+        parent::{
+            Parent,
+            sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
+            sync_state::OtherOwner,
+        },
         resource::{FIELD_MANAGER, LiveOwner, Resource, ServerObject, is_gone},
-        sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
-        sync_state::OtherOwner,
     },
 };
 
@@ -185,7 +189,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::{adoption::AdoptionRule, children::fixtures::parent};
+    use crate::meta::children::{adoption::AdoptionRule, fixtures::parent};
 
     #[test]
     fn object_without_a_controller_is_adopted_free_or_attached_by_a_decorator() {

@@ -16,19 +16,16 @@ use super::{
     Apply, WrittenChild,
     dry_run_apply::{DryRunApply, dry_run_apply},
     dry_run_create::dry_run_create,
+    field_transfer,
     refusal::{ExistingObject, explain_existing},
 };
 use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
-        Adoption,
-        children::{Write, WriteStep, with_uid},
-        equal_children::ChildDigest,
-        field_transfer,
-        parent::Parent,
+        children::{Write, WriteStep, adoption::Adoption, with_uid},
+        parent::{Parent, equal_children::ChildDigest, sync_error::SyncError},
         resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
-        sync_error::SyncError,
     },
     redaction,
 };

@@ -9,7 +9,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::{kind::ServedType, meta::go_json};
+use crate::{kind::ServedType, meta::json::go_json};
 
 /// Address of a Service that needs none.
 const HEADLESS: &str = "None";

@@ -18,14 +18,16 @@ use tower::service_fn;
 
 use super::*;
 use crate::{
-    informer::ObjectKey,
+    informer::{ObjectKey, Selector},
     manager::{Epoch, StopReason},
     meta::{
-        MetaOptions, ResponseBudget, Selector, UpdateMethod,
-        adoption::AdoptionRule,
-        children::{Child, ServedChildType, fixtures::*},
-        merge,
-        ownership::Ownership,
+        children::{
+            Child, ServedChildType, adoption::AdoptionRule, fixtures::*, merge,
+            ownership::Ownership,
+        },
+        definition::UpdateMethod,
+        hooks::budget::ResponseBudget,
+        options::MetaOptions,
         parent::Parent,
     },
 };
@@ -208,8 +210,9 @@ fn observed(group: usize, name: &str) -> Child {
 
 fn observed_with(group: usize, name: &str, data: &str) -> Child {
     let mut object = object(group, name, data);
-    let remembered = crate::meta::go_json::encode(&object);
-    object["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
+    let remembered = crate::meta::json::go_json::encode(&object);
+    object["metadata"]["annotations"] =
+        json!({crate::meta::children::last_applied::LAST_APPLIED: remembered});
     object["metadata"]["uid"] = json!(name);
     object["metadata"]["resourceVersion"] = json!("7");
     child(group, name, object)
@@ -316,8 +319,9 @@ async fn failed_child_stops_no_other_child() {
 /// A child that needs no write, as the API server stores it at a version.
 fn stored(name: &str, data: &str, version: &str) -> Child {
     let mut object = object(0, name, data);
-    let remembered = crate::meta::go_json::encode(&object);
-    object["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
+    let remembered = crate::meta::json::go_json::encode(&object);
+    object["metadata"]["annotations"] =
+        json!({crate::meta::children::last_applied::LAST_APPLIED: remembered});
     object["metadata"]["uid"] = json!("u");
     object["metadata"]["resourceVersion"] = json!(version);
     child(0, name, object)
@@ -513,8 +517,9 @@ async fn dry_run_of_a_service_omits_the_node_port_that_the_old_one_holds() {
         service
     };
     let mut old = service(80);
-    let remembered = crate::meta::go_json::encode(&old);
-    old["metadata"]["annotations"] = json!({crate::meta::LAST_APPLIED: remembered});
+    let remembered = crate::meta::json::go_json::encode(&old);
+    old["metadata"]["annotations"] =
+        json!({crate::meta::children::last_applied::LAST_APPLIED: remembered});
     let mut wanted = desired(0, "c", "x");
     wanted.json = service(81).to_string().into();
     for (kind, expected) in [

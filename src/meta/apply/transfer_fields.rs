@@ -5,15 +5,16 @@ use serde_json::Value;
 use super::{
     Apply, WrittenChild,
     dry_run_apply::{DryRunApply, dry_run_apply},
+    field_transfer,
 };
 use crate::{
     informer::ObjectKey,
     kind::VersionOrder,
     meta::{
         children::{DynamicApplyReturn, WriteStep},
-        field_transfer, go_json,
+        json::go_json,
+        parent::sync_error::SyncError,
         resource::{Resource, ServerObject, StoredObject, is_gone},
-        sync_error::SyncError,
     },
     redaction,
 };

@@ -19,15 +19,15 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    ChildContext, DesiredChild,
+    ChildContext, DesiredChild, MAX_CHILD_BYTES,
     named_child::{MAX_TYPE_BYTES, NamedChild, shown},
 };
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        children::MAX_CHILD_BYTES, failures::Failures, fingerprint::Fingerprint, message::bounded,
-        rewrite,
+        json::{fingerprint::Fingerprint, message::bounded, rewrite},
+        parent::failures::Failures,
     },
     redaction,
 };

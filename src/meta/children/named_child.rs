@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::{meta::rewrite, redaction};
+use crate::{meta::json::rewrite, redaction};
 
 /// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
 pub(super) const MAX_TYPE_BYTES: usize = 1024;

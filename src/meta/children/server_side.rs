@@ -5,14 +5,14 @@ use serde_json::{Map, Value};
 
 use super::{
     Child, ChildContext, DesiredChild, DynamicApplyReturn, PlannedChild, Write, WriteStep,
-    owners_with,
+    last_applied, merge, owners_with,
 };
 use crate::{
     kind::VersionOrder,
     meta::{
-        FieldManager, UpdateMethod,
-        equal_children::{ChildDigest, EqualChildren},
-        go_json, last_applied, merge,
+        definition::{UpdateMethod, apply_strategy::FieldManager},
+        json::go_json,
+        parent::equal_children::{ChildDigest, EqualChildren},
     },
     redaction,
 };
@@ -224,8 +224,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::meta::{
-        Selector, adoption::AdoptionRule, children::fixtures::*, ownership::Ownership,
+    use crate::{
+        informer::Selector,
+        meta::children::{adoption::AdoptionRule, fixtures::*, ownership::Ownership},
     };
 
     fn config_map(data: &str) -> Value {

@@ -1,9 +1,7 @@
 //! Tests of the validation and the plan.
 
-use super::{fixtures::*, *};
-use crate::meta::{
-    Selector, adoption::AdoptionRule, children::MAX_CHILD_BYTES, ownership::DECORATED_BY,
-};
+use super::{MAX_CHILD_BYTES, adoption::AdoptionRule, fixtures::*, ownership::DECORATED_BY, *};
+use crate::informer::Selector;
 
 fn config_map(name: &str) -> Value {
     json!({

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::{informer::ObjectKey, meta::fingerprint::Fingerprint};
+use crate::{informer::ObjectKey, meta::json::fingerprint::Fingerprint};
 
 /// Object that is ready to be sent.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,12 @@ use super::{
     fields::{
         DeclaredChild, DeclaredHooks, HookRules, child_rules, hook_rules, resync_period, type_ref,
     },
+    selection,
 };
-use crate::meta::{CompositeControllerSpec, Selector, api::ParentResource, selection};
+use crate::{
+    informer::Selector,
+    meta::api::{CompositeControllerSpec, ParentResource},
+};
 
 /// Reads a specification; `None` if a part cannot be read.
 pub(super) fn read(spec: &CompositeControllerSpec, problems: &mut Problems) -> Option<Declaration> {

@@ -5,14 +5,12 @@ use super::{
     fields::{
         DeclaredChild, DeclaredHooks, HookRules, child_rules, hook_rules, resync_period, type_ref,
     },
+    selection,
 };
 use crate::{
+    informer::Selector,
     kind::TypeRef,
-    meta::{
-        Selector,
-        api::{Attachment, DecoratedResource, DecoratorControllerSpec},
-        selection,
-    },
+    meta::api::{Attachment, DecoratedResource, DecoratorControllerSpec},
 };
 
 /// Reads a specification; `None` if a part cannot be read.
@@ -107,7 +105,11 @@ mod tests {
     use crate::{
         informer::Object,
         kind::{Scope, TypeRef},
-        meta::{ControllerKind, Definition, Rejection, UpdateMethod, children::fixtures::served},
+        meta::{
+            api::{controller_kind::ControllerKind, rejection::Rejection},
+            children::fixtures::served,
+            definition::{Definition, UpdateMethod},
+        },
     };
 
     fn parse(change: impl FnOnce(&mut Value)) -> Result<Definition, Rejection> {

@@ -8,7 +8,10 @@ use std::{
 use super::{ChildRule, Problems, Rejection, SHORTEST_RESYNC, UpdateMethod};
 use crate::{
     kind::TypeRef,
-    meta::{HookRule, HookSpec, StatusChecks, api::EndpointConfig, hook_rule::hook_rule},
+    meta::{
+        api::{EndpointConfig, HookSpec, StatusChecks},
+        hooks::rule::{HookRule, hook_rule},
+    },
 };
 
 /// Problem of an object that declares neither a sync nor a finalize hook.

@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use super::*;
-use crate::meta::{
-    EtagRule, HookVersion,
+use super::{
     edit_effect::{EditEffect, edit_effect},
+    *,
 };
+use crate::meta::hooks::rule::{EtagRule, HookVersion};
 
 fn parse(object: &Bytes) -> Result<Definition, Rejection> {
     Definition::parse(ControllerKind::Composite, object)

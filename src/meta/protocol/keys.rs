@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     informer::{Object, ObjectKey},
     kind::{Scope, ServedType},
-    meta::{HookVersion, parent::Parent, related::RelatedGroup},
+    meta::{hooks::rule::HookVersion, parent::Parent, related::RelatedGroup},
 };
 
 /// Objects of a type.

@@ -9,8 +9,9 @@ use super::{
 use crate::{
     kind::ServedType,
     meta::{
-        ControllerKind, HookKind, HookVersion,
+        api::controller_kind::ControllerKind,
         children::{Child, ServedChildType},
+        hooks::rule::{HookKind, HookVersion},
         parent::Parent,
         related::RelatedGroup,
     },
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
     use crate::{
         kind::Scope,
-        meta::{UpdateMethod, children::fixtures::*},
+        meta::{children::fixtures::*, definition::UpdateMethod},
     };
 
     fn request(version: HookVersion, namespace: Option<&str>) -> String {

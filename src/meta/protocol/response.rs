@@ -16,9 +16,11 @@ use crate::meta::options::MAX_CHILDREN;
 use crate::{
     duration::LONGEST,
     meta::{
-        ControllerKind,
-        message::{bounded, not_utf8},
-        rewrite,
+        api::controller_kind::ControllerKind,
+        json::{
+            message::{bounded, not_utf8},
+            rewrite,
+        },
     },
     redaction,
 };

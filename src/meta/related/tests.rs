@@ -1,13 +1,12 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{customize::related_rules, *};
 use crate::{
     kind::Scope,
     meta::{
-        children::fixtures::served,
-        customize::{CustomizeLimits, related_rules},
-        hook_rule::HookVersion,
+        children::fixtures::served, hooks::rule::HookVersion,
+        options::customize_limits::CustomizeLimits,
     },
 };
 

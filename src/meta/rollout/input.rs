@@ -14,7 +14,7 @@ use crate::{
     informer::{MovingInterests, Store},
     kind::{ServedType, TypeRef},
     manager::{Readiness, Verdict, publish, some_of, type_served},
-    meta::{ControllerRevision, sync_error::SyncError},
+    meta::{api::ControllerRevision, parent::sync_error::SyncError},
 };
 
 /// Name of the input.

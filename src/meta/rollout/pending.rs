@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::plan::{ChildId, RolloutProgress, RolloutWait};
 use crate::{
     controller::Request,
-    meta::hook_health::{RolloutHealth, WaitingParent},
+    meta::parent::health::{RolloutHealth, WaitingParent},
 };
 
 /// Time after which a wait is reported as an Event, since short waits are part of each rollout.

@@ -12,9 +12,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    informer::{Object, ObjectKey, StringMap},
+    informer::{Object, ObjectKey, Selector, StringMap},
     kind::TypeIdentity,
-    meta::{ControllerRevision, Selector, api::RevisionChildren, go_json, ownership::UID_LABEL},
+    meta::{
+        api::{ControllerRevision, RevisionChildren},
+        children::ownership::UID_LABEL,
+        json::go_json,
+    },
     redaction,
 };
 

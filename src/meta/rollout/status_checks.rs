@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::meta::{StatusChecks, UpdateMethod};
+use crate::meta::{api::StatusChecks, definition::UpdateMethod};
 
 /// Returns whether the status of a child passes the checks, and describes its latest generation.
 ///

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::plan::RolloutProgress;
-use crate::{meta::rewrite, redaction};
+use crate::{meta::json::rewrite, redaction};
 
 /// Type of the condition.
 const TYPE: &str = "Updated";

@@ -6,10 +6,11 @@ use futures::future::join_all;
 use tokio::{runtime::Handle, time::sleep};
 use tracing::warn;
 
+use super::current::CurrentSync;
 use crate::{
     guard,
     manager::Epoch,
-    meta::{Hook, Parents, current::CurrentSync},
+    meta::{hooks::Hook, parents::Parents},
 };
 
 /// Time after the grace in which a hook may release its resources. Shorter than the time after

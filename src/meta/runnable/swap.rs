@@ -12,7 +12,10 @@ use crate::{
     controller::{Context, Request},
     manager::Epoch,
     meta::{
-        Definition, counted_hook::Hooks, edit_effect::NextSyncs, resync, sync::ParentReconciler,
+        definition::{Definition, edit_effect::NextSyncs},
+        hooks::counted::Hooks,
+        parent::resync,
+        sync::ParentReconciler,
     },
 };
 

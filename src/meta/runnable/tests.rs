@@ -9,11 +9,17 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     controller::{ClusterOptions, Request},
-    informer::{Object, ObjectKey},
+    informer::{Object, ObjectKey, Selector},
     kind::TypeRef,
     meta::{
-        ControllerKind, EventLimit, Hook, HookError, HookKind, HookMetrics, ResponseBudget,
-        Selector, children::fixtures::parent, counted_hook::CountedHook, hook_health::Failure,
+        api::controller_kind::ControllerKind,
+        children::fixtures::parent,
+        hooks::{
+            Hook, budget::ResponseBudget, counted::CountedHook, error::HookError,
+            metrics::HookMetrics, rule::HookKind,
+        },
+        parent::health::Failure,
+        recorder::EventLimit,
     },
 };
 

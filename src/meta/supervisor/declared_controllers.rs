@@ -4,12 +4,11 @@ use std::{fmt, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::{declared::DeclaredStates, served_elsewhere::with_remedies};
 use crate::{
     discovery::TypeRegistry,
     manager::{ControllerName, ManagerHandle},
-    meta::{
-        ControllerKind, ControllerStatus, declared::DeclaredStates, served_elsewhere::with_remedies,
-    },
+    meta::api::{ControllerStatus, controller_kind::ControllerKind},
 };
 
 /// Declared controllers of one or more supervisors. Cheap to clone.

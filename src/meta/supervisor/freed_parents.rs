@@ -7,7 +7,7 @@ use http::Method;
 use kube::{Client, api::ListParams};
 use serde_json::value::RawValue;
 
-use super::reconciler::DeclarationReconciler;
+use super::{declared::DeclaredState, reconciler::DeclarationReconciler};
 use crate::{
     controller::{Context, ReconcileError},
     discovery::TypeState,
@@ -16,12 +16,10 @@ use crate::{
     list_page::{ContinueTokens, ListPage},
     manager::ControllerState,
     meta::{
-        ControllerKind,
-        declared::DeclaredState,
-        finalizer::Finalizer,
-        patches::Patches,
+        api::controller_kind::ControllerKind,
+        definition::finalizer::Finalizer,
         recorder::{Severity, Subject},
-        resource::{self, Resource, is_fenced, is_gone, requested_wait},
+        resource::{self, Resource, is_fenced, is_gone, patches::Patches, requested_wait},
     },
     redaction,
 };

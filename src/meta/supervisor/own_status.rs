@@ -6,19 +6,22 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::reconciler::DeclarationReconciler;
+use super::{
+    declared::{CheckedObject, ControllerEvent, DeclaredState, PrunedStatus},
+    reconciler::DeclarationReconciler,
+    served_elsewhere::with_remedies,
+    status::Acceptance,
+};
 use crate::{
     controller::{Context, ReconcileError},
     duration::doubled,
     informer::Object,
     manager::{ControllerState, Reason, RunnableStatus, UnmetRequirement},
     meta::{
-        ControllerKind, ControllerStatus, credentials,
-        declared::{CheckedObject, ControllerEvent, DeclaredState, PrunedStatus},
+        api::{ControllerStatus, controller_kind::ControllerKind},
+        hooks::credentials,
         recorder::{Severity, Subject},
         resource::{Resource, is_not_found, requested_wait, throttled},
-        served_elsewhere::with_remedies,
-        status::Acceptance,
     },
     redaction,
 };

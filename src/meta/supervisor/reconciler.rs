@@ -12,7 +12,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::PAUSED;
+use super::{
+    PAUSED,
+    declared::{CheckedObject, DeclaredState, DeclaredStates, Run},
+    status::Acceptance,
+};
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
@@ -20,18 +24,28 @@ use crate::{
     informer::Object,
     manager::{AddError, ControllerState, ManagerHandle, RunnableOptions},
     meta::{
-        ControllerBudget, ControllerKind, Definition, EndpointRule, Hook, HookKind, HookRule,
-        MetaOptions, Rejection, Webhook,
-        counted_hook::{CountedHook, Hooks},
-        credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
-        declared::{CheckedObject, DeclaredState, DeclaredStates, Run},
-        definition::{lacks_only_hooks, type_ref},
-        edit_effect::{EditEffect, edit_effect},
+        api::{
+            controller_kind::ControllerKind,
+            rejection::{Problems, Rejection},
+        },
+        definition::{
+            Definition,
+            edit_effect::{EditEffect, edit_effect},
+            lacks_only_hooks, type_ref,
+        },
+        hooks::{
+            Hook,
+            budget::ControllerBudget,
+            counted::{CountedHook, Hooks},
+            credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
+            endpoint::EndpointRule,
+            rule::{HookKind, HookRule},
+            webhook::Webhook,
+        },
+        options::MetaOptions,
         recorder::{EventRecorder, Severity, Subject},
-        rejection::Problems,
         resource::{self, ServerObject, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
-        status::Acceptance,
     },
     redaction,
 };

@@ -5,14 +5,18 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 use tracing::info;
 
-use super::reconciler::DeclarationReconciler;
+use super::{
+    declared::{DeclaredState, Run},
+    reconciler::DeclarationReconciler,
+};
 use crate::{
     manager::{ControllerState, all_of},
     meta::{
-        Definition,
-        counted_hook::Hooks,
-        declared::{DeclaredState, Run},
-        edit_effect::{EditEffect, NextSyncs, edit_effect},
+        definition::{
+            Definition,
+            edit_effect::{EditEffect, NextSyncs, edit_effect},
+        },
+        hooks::counted::Hooks,
     },
 };
 

@@ -51,7 +51,10 @@ use crate::{
         ControllerState, DoneReason, Manager, ManagerOptions, RunnableOptions, RunnableStatus,
         Snapshot, TransitionKind,
     },
-    meta::{Hook, HookError, HookKind, crds},
+    meta::{
+        api::crds::crds,
+        hooks::{Hook, error::HookError, rule::HookKind},
+    },
     testing::{CrdBuilder, simulated::SimulatedServer},
 };
 

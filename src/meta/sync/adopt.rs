@@ -9,15 +9,19 @@ use serde_json::{Value, json, value::RawValue};
 use super::{ParentReconciler, SyncError};
 use crate::{
     controller::Context,
-    informer::{Header, Object},
+    informer::{Header, Object, Selector},
     kind::ServedType,
     meta::{
-        ForeignReason, Parents, Selector, adoption,
         apply::{is_alive, most_at_once},
-        children::{Child, ServedChildType, owner_reference},
-        claim::{self, Claim},
-        ownership::Ownership,
+        children::{
+            Child, ServedChildType, adoption,
+            claim::{self, Claim},
+            foreign_objects::ForeignReason,
+            owner_reference,
+            ownership::Ownership,
+        },
         parent::Parent,
+        parents::Parents,
         resource::{Resource, is_gone},
     },
     redaction,

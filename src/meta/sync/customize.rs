@@ -7,13 +7,14 @@ use crate::{
     controller::Context,
     informer::Object,
     meta::{
-        HookKind,
-        customize::{self, RelatedRule},
-        fingerprint::Fingerprint,
-        hook_metrics::CallOutcome,
+        hooks::{metrics::CallOutcome, rule::HookKind},
+        json::fingerprint::Fingerprint,
         parent::Parent,
         protocol,
-        related::{RelatedError, RelatedGroup, RulesToRead},
+        related::{
+            RelatedError, RelatedGroup, RulesToRead,
+            customize::{self, RelatedRule},
+        },
         rollout::OlderParent,
     },
 };

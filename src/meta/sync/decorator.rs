@@ -6,6 +6,7 @@ use serde_json::{Map, Value, value::RawValue};
 
 use super::{
     ParentReconciler, SyncError,
+    decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
     hook_call::{CheckedResponse, with_unusable},
     owner_chain,
 };
@@ -15,7 +16,6 @@ use crate::{
     meta::{
         apply::{ApplyResult, NOTHING},
         children::ChildContext,
-        decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
         parent::Parent,
         protocol::StringChanges,
         resource::{Resource, StoredObject, is_gone},

@@ -9,18 +9,22 @@ use crate::{
     controller::Context,
     informer::{Object, ObjectKey},
     meta::{
-        HookKind, MetaOptions,
         apply::ApplyResult,
-        budget::Reservation,
-        children::{CheckedChildren, ChildContext, DesiredChild},
-        failures::Failures,
-        hook,
-        hook_health::Failure,
-        hook_metrics::{CallOutcome, CountedCall},
-        log_text,
-        parent::Parent,
+        children::{CheckedChildren, ChildContext, DesiredChild, log_text},
+        hooks,
+        hooks::{
+            budget::Reservation,
+            metrics::{CallOutcome, CountedCall},
+            rule::HookKind,
+        },
+        options::MetaOptions,
+        parent::{
+            Parent,
+            failures::Failures,
+            health::Failure,
+            sync_record::{ObservedDigest, SyncRecord},
+        },
         protocol::{self, ObservedObjects, StringChanges},
-        sync_record::{ObservedDigest, SyncRecord},
     },
 };
 
@@ -171,7 +175,7 @@ impl ParentReconciler {
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
             tracing::trace!(target: BODIES, body = log_text::body(&request), "request to the hook");
         }
-        let (body, call) = hook::call(
+        let (body, call) = hooks::call(
             &*hook.hook,
             &hook.series,
             &self.budget,

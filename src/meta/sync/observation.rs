@@ -8,8 +8,7 @@ use crate::{
     informer::{Interest, Object, Selection},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        children::{Child, ServedChildType},
-        ownership::Ownership,
+        children::{Child, ServedChildType, ownership::Ownership},
         parent::Parent,
     },
 };

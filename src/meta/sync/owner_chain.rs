@@ -7,8 +7,11 @@
 use crate::{
     informer::{Object, ObjectKey},
     meta::{
-        ControllerKind, MAX_OWNER_DEPTH, apply::ApplyResult, children::ServedChildType,
-        parent::Parent, sync_error::SyncError,
+        api::controller_kind::ControllerKind,
+        apply::ApplyResult,
+        children::ServedChildType,
+        definition::MAX_OWNER_DEPTH,
+        parent::{Parent, sync_error::SyncError},
     },
 };
 

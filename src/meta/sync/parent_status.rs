@@ -15,10 +15,9 @@ use crate::{
     duration::{LONGEST, doubled},
     informer::Object,
     meta::{
-        fingerprint::Fingerprint,
+        json::{fingerprint::Fingerprint, rewrite},
         parent::Parent,
         resource::{Resource, is_conflict, is_gone},
-        rewrite,
     },
     redaction,
 };

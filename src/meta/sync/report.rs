@@ -9,15 +9,17 @@ use crate::{
     controller::{Context, Outcome, PostponedError, ReconcileError},
     kind::{Scope, TypeRef},
     meta::{
-        HookError,
-        hook_health::Failure,
-        ownership::Ownership,
-        parent::Parent,
+        children::ownership::Ownership,
+        hooks::error::HookError,
+        parent::{
+            Parent,
+            health::Failure,
+            sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},
+            sync_state::{ContestedObject, ContestedReport, Note, OtherOwner},
+            write_limit::FlappingObject,
+        },
         recorder::{Severity, Subject},
         resource::{LiveOwner, throttled},
-        sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},
-        sync_state::{ContestedObject, ContestedReport, Note, OtherOwner},
-        write_limit::FlappingObject,
     },
 };
 

@@ -15,7 +15,7 @@ use crate::{
     meta::{
         api::RevisionChildren,
         children::owner_reference,
-        go_json,
+        json::go_json,
         parent::Parent,
         resource::{
             Resource, ServerObject, is_already_there, is_gone, is_in_ending_namespace,

@@ -15,13 +15,12 @@ use crate::{
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
-        ForeignReason,
         apply::is_alive,
-        children::owner_reference,
-        customize::RelatedRule,
-        digest::digest,
+        children::{foreign_objects::ForeignReason, owner_reference},
+        json::digest::digest,
         parent::Parent,
         recorder::Severity,
+        related::customize::RelatedRule,
         resource::{Resource, is_gone},
         rollout::{
             OlderParent, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,

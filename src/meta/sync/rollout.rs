@@ -18,12 +18,13 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
-        ApplyStrategy, ChildRule, HookKind,
-        apply_strategy::ApplyRule,
         children::{Child, ChildContext, DesiredChild},
-        counted_hook::CountedHook,
-        equal_children::EqualChildren,
-        parent::Parent,
+        definition::{
+            ChildRule,
+            apply_strategy::{ApplyRule, ApplyStrategy},
+        },
+        hooks::{counted::CountedHook, rule::HookKind},
+        parent::{Parent, equal_children::EqualChildren},
         protocol::ObservedObjects,
         recorder::Severity,
         rollout::{

@@ -3,7 +3,7 @@
 use tokio::time::sleep;
 
 use super::*;
-use crate::meta::budget::UNRESERVED_BYTES;
+use crate::meta::hooks::budget::UNRESERVED_BYTES;
 
 #[tokio::test(start_paused = true)]
 async fn no_write_starts_after_a_throttle_and_those_under_way_are_awaited() {

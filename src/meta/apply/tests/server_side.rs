@@ -1,7 +1,10 @@
 //! Tests of server-side apply and of the transfer of fields between the strategies.
 
 use super::*;
-use crate::meta::{LAST_APPLIED, Strictness, ownership::DECORATED_BY};
+use crate::meta::{
+    children::{last_applied::LAST_APPLIED, ownership::DECORATED_BY},
+    definition::strictness::Strictness,
+};
 
 impl Harness {
     /// Sets the strategy, with the manager `team a`.

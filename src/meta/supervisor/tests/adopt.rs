@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::Adoption,
+    meta::children::adoption::Adoption,
     testing::{Verb, simulated::AccessRule},
 };
 

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::ApplyStrategy,
+    meta::definition::apply_strategy::ApplyStrategy,
     testing::{Action, Reply, Rule, Verb},
 };
 
@@ -31,7 +31,8 @@ fn declare(harness: &Harness, kind: &str, strategy: ApplyStrategy) {
         }),
         _ => json!({"resources": [resource("gadgets")], "attachments": rules, "hooks": hooks}),
     };
-    let annotations = json!({crate::meta::APPLY_STRATEGY: strategy.name()});
+    let annotations =
+        json!({crate::meta::definition::apply_strategy::APPLY_STRATEGY: strategy.name()});
     let object = json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": kind,
         "metadata": {"name": "a", "annotations": annotations}, "spec": spec,

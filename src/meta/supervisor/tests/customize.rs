@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::CustomizeLimits,
+    meta::options::customize_limits::CustomizeLimits,
     testing::{
         Action, Rule, Verb,
         simulated::{AccessRule, SimulatedRequest},

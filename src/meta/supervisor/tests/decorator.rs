@@ -6,7 +6,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::MAX_OWNER_DEPTH,
+    meta::definition::MAX_OWNER_DEPTH,
     testing::{Action, Reply, Rule, Verb, simulated::Delays},
 };
 

@@ -4,7 +4,7 @@ use super::{
     responding_hook::{harness_of_options, pass},
     *,
 };
-use crate::{meta::EventLimit, testing::Verb};
+use crate::{meta::recorder::EventLimit, testing::Verb};
 
 #[tokio::test(start_paused = true)]
 async fn events_of_one_object_are_limited_by_the_options() {

@@ -11,7 +11,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::Strictness,
+    meta::definition::strictness::Strictness,
     testing::{Action, Reply, Rule, Verb, simulated::AccessRule},
 };
 

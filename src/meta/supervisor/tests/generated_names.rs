@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::UpdateMethod,
+    meta::definition::UpdateMethod,
     testing::{Action, Rule, Verb},
 };
 

@@ -5,7 +5,7 @@ use super::{
     responding_hook::{harness, pass},
     *,
 };
-use crate::meta::ApplyStrategy;
+use crate::meta::definition::apply_strategy::ApplyStrategy;
 
 /// Runs a controller that writes a status and a child, and replaces the child.
 async fn run(strategy: ApplyStrategy) {
@@ -24,7 +24,7 @@ async fn run(strategy: ApplyStrategy) {
     let object = json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
         "metadata": {
-            "name": "a", "annotations": {crate::meta::APPLY_STRATEGY: strategy.name()},
+            "name": "a", "annotations": {crate::meta::definition::apply_strategy::APPLY_STRATEGY: strategy.name()},
         },
         "spec": spec,
     });

@@ -50,7 +50,7 @@ type Blocks = BTreeMap<&'static str, Vec<&'static str>>;
 
 fn blocks() -> Blocks {
     let (mut blocks, mut name) = (Blocks::new(), "");
-    let lines = include_str!("../../crds/metacontroller.txt").lines();
+    let lines = include_str!("../../api/crds/metacontroller.txt").lines();
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
         if let Some(field) = line.strip_prefix("  ") {
             blocks.get_mut(name).unwrap().push(field);

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    meta::ApplyStrategy,
+    meta::definition::apply_strategy::ApplyStrategy,
     testing::{Action, Faults, RequestInfo, Rule, Verb, simulated::Delays},
 };
 
@@ -40,7 +40,8 @@ fn declare(harness: &Harness, kind: &str, strategy: ApplyStrategy) {
         }),
         _ => json!({"resources": [things], "attachments": rules, "hooks": hooks}),
     };
-    let annotations = json!({crate::meta::APPLY_STRATEGY: strategy.name()});
+    let annotations =
+        json!({crate::meta::definition::apply_strategy::APPLY_STRATEGY: strategy.name()});
     let object = json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": kind,
         "metadata": {"name": "a", "annotations": annotations}, "spec": spec,

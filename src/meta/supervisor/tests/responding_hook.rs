@@ -1,7 +1,7 @@
 //! Harness whose hooks answer by a function, with faults between its client and the server.
 
 use super::*;
-use crate::{meta::Strictness, testing::Faults};
+use crate::{meta::definition::strictness::Strictness, testing::Faults};
 
 type RespondWith = Arc<dyn Fn(HookKind, &Value) -> Value + Send + Sync>;
 

@@ -17,7 +17,7 @@ use kube::client::Body;
 use tower::Service;
 
 use super::*;
-use crate::{meta::ApplyStrategy, testing::Verb};
+use crate::{meta::definition::apply_strategy::ApplyStrategy, testing::Verb};
 
 const GROUP: &str = "example.com/v1";
 const REVISIONS: (&str, &str) = ("metacontroller.k8s.io/v1alpha1", "ControllerRevision");

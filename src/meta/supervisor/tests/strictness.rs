@@ -5,7 +5,7 @@ use super::{
     responding_hook::{harness, harness_with, pass},
     *,
 };
-use crate::meta::Strictness;
+use crate::meta::definition::strictness::Strictness;
 
 fn thing(change: u32) -> Value {
     json!({

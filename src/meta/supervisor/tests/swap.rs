@@ -311,8 +311,8 @@ async fn apply_strategy_is_swapped_and_fields_of_each_child_are_transferred() {
     }
     let children =
         || names.map(|name| harness.server.get("v1", "ConfigMap", "default", name).unwrap());
-    let strategy = crate::meta::APPLY_STRATEGY;
-    let manager = crate::meta::APPLY_FIELD_MANAGER;
+    let strategy = crate::meta::definition::apply_strategy::APPLY_STRATEGY;
+    let manager = crate::meta::definition::apply_strategy::APPLY_FIELD_MANAGER;
     declare_with(&harness, &json!({}));
     harness.running("a", 1).await;
     pass().await;
@@ -333,7 +333,8 @@ async fn apply_strategy_is_swapped_and_fields_of_each_child_are_transferred() {
         assert!((2..=4).contains(&writes), "{writes} writes of two children: {annotations}");
         for child in children() {
             let metadata = &child["metadata"];
-            let remembered = metadata["annotations"].get(crate::meta::LAST_APPLIED);
+            let remembered =
+                metadata["annotations"].get(crate::meta::children::last_applied::LAST_APPLIED);
             assert_eq!(remembered.is_some(), is_annotated, "{child:#}");
             let entries = metadata["managedFields"].as_array().unwrap();
             let is_by = |manager: &str| {
