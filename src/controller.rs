@@ -45,6 +45,7 @@
 //! ```
 
 mod builder;
+mod carried_over;
 mod cluster;
 mod context;
 mod debug;
@@ -66,11 +67,13 @@ mod queue;
 mod reconciler;
 mod request;
 mod run;
+mod slots;
 mod source;
 mod spec;
 #[cfg(test)]
 mod tests;
 mod type_changes;
+mod unconfirmed;
 mod watch_error;
 pub mod write;
 

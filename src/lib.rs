@@ -99,7 +99,7 @@
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
 //!    (`src/controller/run.rs::spawn`), once the caches hold the earlier writes of the request
-//!    (`src/controller/run/unconfirmed.rs`).
+//!    (`src/controller/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. A declared controller runs the
 //!    reconciler of its definition in effect (`src/meta/runnable/current.rs::reconcile`), which is the same
 //!    for both kinds:
@@ -146,14 +146,14 @@
 //!
 //! 1. The passage of a write through the fence ends without a response
 //!    (`src/manager/fence.rs::drop`). The outcome of the write counts as unknown
-//!    (`src/controller/run/unconfirmed.rs::add`).
+//!    (`src/controller/unconfirmed.rs::add`).
 //! 2. The next reconcile of the request that sent the write waits for a read of the written object
-//!    from the server (`src/controller/run/unconfirmed.rs::confirm`). An object with a generated
+//!    from the server (`src/controller/unconfirmed.rs::confirm`). An object with a generated
 //!    name is found by a list of its collection
-//!    (`src/controller/run/unconfirmed/read.rs::missing`).
+//!    (`src/controller/unconfirmed/read.rs::missing`).
 //! 3. Then the request waits until the caches hold what was read
-//!    (`src/controller/run/unconfirmed/expectation.rs::is_held`), so that no object is created
-//!    twice. It returns to the queue meanwhile (`src/controller/run/unconfirmed.rs::wait`).
+//!    (`src/controller/unconfirmed/expectation.rs::is_held`), so that no object is created
+//!    twice. It returns to the queue meanwhile (`src/controller/unconfirmed.rs::wait`).
 //!
 //! # Walk of a type that becomes served
 //!
@@ -167,7 +167,7 @@
 //!    the manager creates the epoch (`src/manager/task/effect.rs::start`,
 //!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
 //! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
-//!    its own condition (`src/controller/run/input.rs::run`), and subscribes to a shared informer
+//!    its own condition (`src/controller/inputs/input.rs::run`), and subscribes to a shared informer
 //!    (`src/controller/source/kind.rs::subscribe`, `src/informer/set.rs::subscribe_to`).
 //! 5. The reflector lists the type (`src/informer/reflector/list.rs::list`). A cache is readable
 //!    when its first list is complete. An optional type that cannot be listed delays no start.
@@ -274,7 +274,7 @@
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged`, by the priority of a change from `src/controller/source/mapping.rs::priority` |
 //! | Retry-After of the API server delays a reconcile | read by `src/manager/fence/refusal.rs::with_retry_after`, classified by `src/controller/run/outcome.rs::of`, delayed by `src/controller/run/settlement.rs::delay_throttled` and the gate in `src/controller/queue/retry_gate.rs::failed`; for informers `src/informer/request_delays.rs::delay` |
 //! | parent is resynced | `src/meta/parent/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
-//! | concurrent reconciles are bounded | `src/controller/run/slots.rs::take` |
+//! | concurrent reconciles are bounded | `src/controller/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |
 //! | reconciler reads a cache | `src/controller/context.rs::lister`, `src/controller/context.rs::store`; an object that is kept as metadata `src/controller/context/fetch.rs::fetch` |
 //! | reconciler applies an object, sets its owner or a condition | `src/controller/write/apply.rs::apply_at`, `src/controller/write/owner_reference.rs::set_controller_reference`, `src/controller/write/condition.rs::set_condition` |

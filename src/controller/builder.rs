@@ -15,8 +15,8 @@ use self::input_options::InputOptions;
 pub(super) use self::input_options::with_all_indexes;
 use super::{
     Cluster, ConditionalSource, Predicate, Reconciler, Request,
+    inputs::{input::Input, statuses::InputMode},
     queue::{Backoff, Limit, NewLimiter, RateLimiter},
-    run::{input::Input, input_status::InputMode},
 };
 use crate::{
     guard::{self, GuardedDrop},

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
-    ControllerDefaults, foreign_cluster::ForeignCluster, metrics::ControllerMetrics,
-    run::carried_over::CarriedOverByName, type_changes,
+    ControllerDefaults, carried_over::CarriedOverByName, foreign_cluster::ForeignCluster,
+    metrics::ControllerMetrics, type_changes,
 };
 use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},

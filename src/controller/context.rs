@@ -16,21 +16,22 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub use self::fetch::FetchError;
-use super::queue::{Add, LOW_PRIORITY};
 use super::{
     CachedResource, Cluster, InputState, Inputs, Lister, ListerError, Queue, Request,
     foreign_cluster::ForeignCluster,
-    inputs::state::NamedInputs,
-    run::input_status::{Attached, InputStatuses},
-    run::slots::WorkerSlot,
-    run::unconfirmed::{self, UnconfirmedWrites},
+    inputs::{
+        state::NamedInputs,
+        statuses::{Attached, InputStatuses},
+    },
+    queue::{Add, LOW_PRIORITY},
+    slots::WorkerSlot,
+    unconfirmed::{self, UnconfirmedWrites},
 };
-use crate::manager::Requester;
 use crate::{
     discovery::TypeRegistry,
     informer::{MovingInterests, Store},
     kind::{ServedType, TypeRef},
-    manager::{Epoch, Fence, FencedSender, WriteObserver},
+    manager::{Epoch, Fence, FencedSender, Requester, WriteObserver},
 };
 
 /// Context of a reconcile. Cheap to clone.

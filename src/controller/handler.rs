@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Add, CachedResource, Cluster, Event, Lister, ListerError, Request,
-    run::input_status::InputStatuses, source::owner_type::OwnerType,
+    inputs::statuses::InputStatuses, source::owner_type::OwnerType,
 };
 use crate::{
     discovery::TypeRegistry,

@@ -1,8 +1,10 @@
 //! Inputs by name: added to, replaced in and removed from a controller at any time.
 
 mod error;
+pub(in crate::controller) mod input;
 pub(in crate::controller) mod progress;
 pub(in crate::controller) mod state;
+pub(in crate::controller) mod statuses;
 
 use std::{fmt, sync::Arc};
 

@@ -15,17 +15,14 @@ use futures::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{select, time::timeout};
 
-use super::Context;
 use super::{
-    BuildError, Builder, Cluster, Inputs, QueueRow, Reconciler, Request,
+    BuildError, Builder, Cluster, Context, Inputs, QueueRow, Reconciler, Request,
     builder::with_all_indexes,
     debug,
-    inputs::state::NamedInputs,
+    inputs::{input::InputSource, state::NamedInputs, statuses::InputMode},
     queue::QueueOptions,
     run,
-    run::input::InputSource,
-    run::input_status::InputMode,
-    run::slots::WorkerBound,
+    slots::WorkerBound,
     source::kind::KindSource,
     spec::{Spec, erase},
 };

@@ -1,17 +1,12 @@
 //! Run of a controller for one epoch: starts the sources, then the workers, and stops all in order.
 
-pub(in crate::controller) mod carried_over;
 pub(in crate::controller) mod failure_report;
 mod failure_streak;
-pub(in crate::controller) mod input;
-pub(in crate::controller) mod input_status;
 mod last_error;
 pub(in crate::controller) mod named_inputs;
 pub(in crate::controller) mod outcome;
 mod settlement;
 mod shutdown;
-pub(in crate::controller) mod slots;
-pub(in crate::controller) mod unconfirmed;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -29,17 +24,20 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, info_span};
 
+use self::{
+    failure_report::FailureReport,
+    named_inputs::{NamedTasks, status_of},
+    outcome::{Attempt, NextReconcile},
+};
 use super::{
     Context, ReconcileError, Request,
     foreign_cluster::ForeignCluster,
-    queue::retry_gate::RetryGate,
-    queue::{Add, Item, Queue},
-    run::failure_report::FailureReport,
-    run::input::{Input, InputEnd, InputRun},
-    run::input_status::{InputMode, InputStatuses},
-    run::named_inputs::{NamedTasks, status_of},
-    run::outcome::{Attempt, NextReconcile},
-    run::slots::WorkerSlots,
+    inputs::{
+        input::{Input, InputEnd, InputRun},
+        statuses::{InputMode, InputStatuses},
+    },
+    queue::{Add, Item, Queue, retry_gate::RetryGate},
+    slots::WorkerSlots,
     spec::{Spec, resource_of},
 };
 use crate::{

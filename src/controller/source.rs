@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use self::mapping::SourceHandlers;
 use super::{
     Request,
+    inputs::statuses::InputStatuses,
     metrics::Series,
     queue::{Add, Queue},
-    run::input_status::InputStatuses,
 };
 use crate::manager::{BoxError, Epoch, Readiness};
 

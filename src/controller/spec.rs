@@ -10,16 +10,17 @@ use kube::Client;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::context::WeakContext;
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request,
-    inputs::state::NamedInputs,
+    carried_over::CarriedOver,
+    context::WeakContext,
+    inputs::{
+        input::{Input, InputConditions, InputSource},
+        state::NamedInputs,
+    },
     metrics::Series,
-    queue::QueueOptions,
-    queue::{NewLimiter, WeakQueue},
-    run::carried_over::CarriedOver,
-    run::input::{Input, InputConditions, InputSource},
-    run::slots::WorkerBound,
+    queue::{NewLimiter, QueueOptions, WeakQueue},
+    slots::WorkerBound,
 };
 use crate::{
     guard::{self, GuardedDrop},

@@ -10,8 +10,10 @@ use crate::{
         Cluster, ConditionalSource, Handler, Predicate, WatchErrorHandler,
         foreign_cluster::ForeignCluster,
         handler::OnSynced,
-        run::input::{Input, InputConditions, InputSource},
-        run::input_status::InputMode,
+        inputs::{
+            input::{Input, InputConditions, InputSource},
+            statuses::InputMode,
+        },
         source::{
             kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},
             mapping::SourceHandlers,

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     controller::{
         ConditionalSource, Handler,
-        run::{input::InputConditions, input_status::InputMode},
+        inputs::{input::InputConditions, statuses::InputMode},
         source::mapping::SourceHandlers,
     },
     guard::GuardedDrop,

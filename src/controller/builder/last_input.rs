@@ -9,7 +9,7 @@ use super::{
 use crate::{
     controller::{
         Cluster, Enqueue, Predicate, WatchErrorHandler, handler::OnSynced,
-        run::input_status::InputMode,
+        inputs::statuses::InputMode,
     },
     guard::GuardedDrop,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector, Transform},

@@ -1,7 +1,8 @@
 //! Inputs by name, as a builder describes them.
 
 use crate::controller::{
-    Builder, InputError, InputHandle, Inputs, inputs::state::NamedInputs, run::input::Input,
+    Builder, InputError, InputHandle, Inputs,
+    inputs::{input::Input, state::NamedInputs},
 };
 
 impl Inputs {

@@ -9,8 +9,10 @@ use crate::{
     controller::{
         Cluster, InputState, Request,
         foreign_cluster::ForeignCluster,
-        inputs::progress::InputProgress,
-        run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
+        inputs::{
+            progress::InputProgress,
+            statuses::{Attached, InputMode, InputStatus, InputStatuses},
+        },
     },
     informer::{InformerKey, Store},
     kind::{ServedType, TypeRef},

@@ -14,7 +14,7 @@ use super::{
     progress::{InputProgress, InputState, added, idle},
 };
 use crate::{
-    controller::{Cluster, Predicate, run::input::Input},
+    controller::{Cluster, Predicate, inputs::input::Input},
     kind::TypeRef,
     manager::ControllerName,
 };

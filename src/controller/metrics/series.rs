@@ -15,7 +15,7 @@ use prometheus_client::{
 
 use super::{ControllerFamilies, ControllerLabels, DepthLabels, QueueLabels, ResultLabels};
 use crate::{
-    controller::run::input_status::InputStatuses, informer::CacheShare, manager::ControllerName,
+    controller::inputs::statuses::InputStatuses, informer::CacheShare, manager::ControllerName,
 };
 
 /// Number of priorities from which on depths of 0 are removed. A program has few at once.

@@ -12,9 +12,10 @@ use tracing::warn;
 
 use super::EpochRun;
 use crate::{
-    controller::{
-        inputs::state::{InputStep, NamedInputs},
-        run::{input::Input, input_status::InputStatus},
+    controller::inputs::{
+        input::Input,
+        state::{InputStep, NamedInputs},
+        statuses::InputStatus,
     },
     duration::after,
 };

@@ -7,7 +7,7 @@ use kube::core::Status;
 use crate::{
     controller::{
         Add, Outcome, ReconcileError, metrics::ReconcileResult,
-        reconciler::std_reconcile_error::ChosenRetry, run::unconfirmed::Behind,
+        reconciler::std_reconcile_error::ChosenRetry, unconfirmed::Behind,
     },
     manager::{BoxError, retry_after},
     redaction,

@@ -25,11 +25,13 @@ use crate::{
     controller::{
         ChannelSource, Cluster, ClusterOptions, ConditionalSource, Controller, ControllerMetrics,
         Handler, LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
-        inputs::state::NamedInputs,
+        carried_over::{CarriedOver, CarriedOverByName},
+        inputs::{
+            input::{Input, InputSource},
+            state::NamedInputs,
+        },
         queue::QueueOptions,
-        run::carried_over::{CarriedOver, CarriedOverByName},
-        run::input::{Input, InputSource},
-        run::slots::WorkerBound,
+        slots::WorkerBound,
         source::mapping::SourceHandlers,
     },
     guard::GuardedDrop,

@@ -19,7 +19,7 @@ use crate::{
         SourceStart, WatchErrorHandler,
         foreign_cluster::ForeignCluster,
         handler::OnSynced,
-        run::input_status::{Attached, InputCoverage, InputMode, InputStatus},
+        inputs::statuses::{Attached, InputCoverage, InputMode, InputStatus},
     },
     discovery::{TypeChange, TypeRegistry},
     guard::GuardedDrop,

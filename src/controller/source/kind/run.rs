@@ -13,8 +13,8 @@ use crate::{
     controller::{
         SourceContext,
         handler::{MappedRequest, OnSynced},
+        inputs::statuses::{Attached, InputStatus},
         queue::{Add, LOW_PRIORITY},
-        run::input_status::{Attached, InputStatus},
     },
     informer::{
         Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Subscription,

@@ -6,7 +6,7 @@ use http::Method;
 use serde::Deserialize;
 
 use crate::{
-    controller::run::input_status::{Attached, InputStatuses},
+    controller::inputs::statuses::{Attached, InputStatuses},
     discovery::RegistryId,
     informer::ObjectKey,
     kind::Scope,

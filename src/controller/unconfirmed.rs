@@ -32,12 +32,12 @@ use self::{
     write_reply::WriteReply,
 };
 
+use super::{
+    Request,
+    foreign_cluster::ForeignCluster,
+    inputs::statuses::{Attached, InputStatuses},
+};
 use crate::{
-    controller::{
-        Request,
-        foreign_cluster::ForeignCluster,
-        run::input_status::{Attached, InputStatuses},
-    },
     discovery::RegistryId,
     informer::ObjectKey,
     kind::TypeIdentity,

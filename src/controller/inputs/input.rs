@@ -12,9 +12,9 @@ use tracing::{debug, info, warn};
 use crate::{
     controller::{
         ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
+        inputs::statuses::{InputCoverage, InputMode, InputStatus, InputStatuses},
         metrics::Series,
         queue::Queue,
-        run::input_status::{InputCoverage, InputMode, InputStatus, InputStatuses},
         source::{
             kind::{KindSource, SharedKindSource},
             mapping::SourceHandlers,

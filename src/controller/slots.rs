@@ -14,7 +14,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::controller::metrics::Series;
+use super::metrics::Series;
 
 /// Bound of the concurrent reconciles of a controller. May change during a run.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::target::Target;
 use crate::{
-    controller::run::input_status::Attached,
+    controller::inputs::statuses::Attached,
     informer::{InformerKey, Object, ObjectKey},
     kind::{VersionOrder, is_included},
 };

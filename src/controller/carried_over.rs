@@ -8,11 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{
-    controller::{Request, queue::RemainingItem, run::unconfirmed::UnconfirmedWrites},
-    kind::TypeRef,
-    manager::ControllerName,
-};
+use super::{Request, queue::RemainingItem, unconfirmed::UnconfirmedWrites};
+use crate::{kind::TypeRef, manager::ControllerName};
 
 /// Requests that one epoch leaves to the next.
 #[derive(Debug, Default)]
