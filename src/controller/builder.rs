@@ -15,7 +15,7 @@ use self::input_options::InputOptions;
 pub(super) use self::input_options::with_all_indexes;
 use super::{
     Cluster, ConditionalSource, Predicate, Reconciler, Request,
-    inputs::{input::Input, statuses::InputMode},
+    inputs::{input::Input, status::InputMode},
     queue::{Backoff, Limit, NewLimiter, RateLimiter},
 };
 use crate::{

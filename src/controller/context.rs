@@ -19,10 +19,7 @@ pub use self::fetch::FetchError;
 use super::{
     CachedResource, Cluster, InputState, Inputs, Lister, ListerError, Queue, Request,
     foreign_cluster::ForeignCluster,
-    inputs::{
-        state::NamedInputs,
-        statuses::{Attached, InputStatuses},
-    },
+    inputs::{attached::Attached, state::NamedInputs, statuses::InputStatuses},
     queue::{Add, LOW_PRIORITY},
     slots::WorkerSlot,
     unconfirmed::{self, UnconfirmedWrites},

@@ -1,9 +1,11 @@
 //! Inputs by name: added to, replaced in and removed from a controller at any time.
 
+pub(in crate::controller) mod attached;
 mod error;
 pub(in crate::controller) mod input;
 pub(in crate::controller) mod progress;
 pub(in crate::controller) mod state;
+pub(in crate::controller) mod status;
 pub(in crate::controller) mod statuses;
 
 use std::{fmt, sync::Arc};

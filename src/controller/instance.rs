@@ -19,7 +19,7 @@ use super::{
     BuildError, Builder, Cluster, Context, Inputs, QueueRow, Reconciler, Request,
     builder::with_all_indexes,
     debug,
-    inputs::{input::InputSource, state::NamedInputs, statuses::InputMode},
+    inputs::{input::InputSource, state::NamedInputs, status::InputMode},
     queue::QueueOptions,
     run,
     slots::WorkerBound,

@@ -34,7 +34,8 @@ use super::{
     foreign_cluster::ForeignCluster,
     inputs::{
         input::{Input, InputEnd, InputRun},
-        statuses::{InputMode, InputStatuses},
+        status::{InputCache, InputMode},
+        statuses::InputStatuses,
     },
     queue::{Add, Item, Queue, retry_gate::RetryGate},
     slots::WorkerSlots,
@@ -148,7 +149,7 @@ impl EpochRun {
         }
         let inputs = spec.inputs.iter().enumerate().map(|(number, input)| {
             let mut status = status_of(input);
-            status.prepared = prepared.remove(&number);
+            status.cache = prepared.remove(&number).map(InputCache::Prepared).unwrap_or_default();
             status
         });
         let types = Some(spec.named.cluster.types.clone());

@@ -35,7 +35,7 @@ use self::{
 use super::{
     Request,
     foreign_cluster::ForeignCluster,
-    inputs::statuses::{Attached, InputStatuses},
+    inputs::{attached::Attached, statuses::InputStatuses},
 };
 use crate::{
     discovery::RegistryId,

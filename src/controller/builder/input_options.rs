@@ -12,7 +12,7 @@ use crate::{
         handler::OnSynced,
         inputs::{
             input::{Input, InputConditions, InputSource},
-            statuses::InputMode,
+            status::InputMode,
         },
         source::{
             kind::{DeliveredObjects, KindSource, Mapping, SourceFilter},

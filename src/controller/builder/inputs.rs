@@ -11,7 +11,7 @@ use super::{
 use crate::{
     controller::{
         ConditionalSource, Handler,
-        inputs::{input::InputConditions, statuses::InputMode},
+        inputs::{input::InputConditions, status::InputMode},
         source::mapping::SourceHandlers,
     },
     guard::GuardedDrop,

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     controller::{
         Cluster, Enqueue, Predicate, WatchErrorHandler, handler::OnSynced,
-        inputs::statuses::InputMode,
+        inputs::status::InputMode,
     },
     guard::GuardedDrop,
     informer::{Index, Interest, ObjectKey, Projection, Selection, Selector, Transform},

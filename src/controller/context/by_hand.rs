@@ -10,8 +10,10 @@ use crate::{
         Cluster, InputState, Request,
         foreign_cluster::ForeignCluster,
         inputs::{
+            attached::Attached,
             progress::InputProgress,
-            statuses::{Attached, InputMode, InputStatus, InputStatuses},
+            status::{InputCache, InputMode, InputStatus},
+            statuses::InputStatuses,
         },
     },
     informer::{InformerKey, Store},
@@ -105,7 +107,8 @@ impl Context {
         input.progress = progress;
         let key = InformerKey::new(served.identity.clone());
         let (status, moving, others) = (None, None, Vec::new());
-        input.attached = Some(Attached { served, store, key, foreign, status, moving, others });
+        let attached = Attached { served, store, key, foreign, status, moving, others };
+        input.cache = InputCache::Delivered(attached);
         input.set(WatchState::Synced, None);
         let _number = self.shared.statuses.push(input);
         self

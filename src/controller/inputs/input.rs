@@ -12,7 +12,10 @@ use tracing::{debug, info, warn};
 use crate::{
     controller::{
         ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-        inputs::statuses::{InputCoverage, InputMode, InputStatus, InputStatuses},
+        inputs::{
+            status::{InputCoverage, InputMode, InputStatus},
+            statuses::InputStatuses,
+        },
         metrics::Series,
         queue::Queue,
         source::{
@@ -265,7 +268,7 @@ impl InputRun {
     /// Records that a source has ended by itself. The input has started all the same: a source may do
     /// its work and end at once.
     fn ended(&self, why: String) {
-        self.statuses.change(self.number, |input| input.error = Some(why));
+        self.statuses.change(self.number, |input| input.ended(why));
     }
 
     /// Ends a required source that is done. If its condition is lost, the manager is about to stop

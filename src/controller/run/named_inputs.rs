@@ -15,7 +15,7 @@ use crate::{
     controller::inputs::{
         input::Input,
         state::{InputStep, NamedInputs},
-        statuses::InputStatus,
+        status::InputStatus,
     },
     duration::after,
 };

@@ -3,7 +3,7 @@
 mod resync;
 mod run;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::select_all};
 use tokio::{
@@ -19,7 +19,10 @@ use crate::{
         SourceStart, WatchErrorHandler,
         foreign_cluster::ForeignCluster,
         handler::OnSynced,
-        inputs::statuses::{Attached, InputCoverage, InputMode, InputStatus},
+        inputs::{
+            attached::Attached,
+            status::{InputCache, InputCoverage, InputMode, InputStatus},
+        },
     },
     discovery::{TypeChange, TypeRegistry},
     guard::GuardedDrop,
@@ -239,11 +242,10 @@ impl KindSource {
         if self.change_since_held(&context) == Some(TypeChange::Replaced) {
             KindRun::new(self, context.clone()).delete_all(None);
         }
-        let prepared = context.statuses.change(context.input, |input| input.prepared.take());
-        if context.statuses.begin(context.input, served.identity.scope == Scope::Cluster) {
-            drop(prepared);
+        if context.statuses.is_covered(context.input, served.identity.scope == Scope::Cluster) {
             return Some(stand_by(&context, synced).await);
         }
+        let prepared = context.statuses.change(context.input, |input| input.cache.take_prepared());
         let mut subscription = prepared
             .filter(|prepared| self.is_current(prepared, &served))
             .unwrap_or_else(|| self.subscribe(&served));
@@ -295,19 +297,16 @@ impl KindSource {
         Some(if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped })
     }
 
-    /// Holds a subscription so that reconciles can read its cache; returns it if another one is
-    /// held already.
+    /// Holds a subscription so that reconciles can read its cache; returns it if it was never read,
+    /// or if another one is held already.
     fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
-        context.statuses.change(context.input, |input| match &input.held {
-            None => input.held.replace(subscription),
-            Some(_) => Some(subscription),
-        })
+        context.statuses.change(context.input, |input| input.cache.hold(subscription))
     }
 
     /// Returns the change of the type since the subscription that is held; `None` without one.
     fn change_since_held(&self, context: &SourceContext) -> Option<TypeChange> {
         let identity = context.statuses.change(context.input, |input| {
-            input.held.as_ref().map(|held| held.key().identity.clone())
+            input.cache.held().map(|held| held.key().identity.clone())
         })?;
         Some(self.types.get(self.type_ref()).change_since(&identity))
     }
@@ -393,7 +392,11 @@ impl KindSource {
 
 /// Waits for the stop of a source whose objects another namespace of its input delivers.
 async fn stand_by(context: &SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
-    context.statuses.change(context.input, |input| input.set(WatchState::Synced, None));
+    let before = context.statuses.change(context.input, |input| {
+        input.set(WatchState::Synced, None);
+        mem::replace(&mut input.cache, InputCache::Covered)
+    });
+    drop(before);
     // The receiver is dropped if the run has failed meanwhile.
     synced.send(()).ok();
     context.stopping().await;

@@ -10,7 +10,7 @@ use crate::{
         Cluster, Enqueue, Handler, Predicate, SourceContext,
         foreign_cluster::ForeignCluster,
         handler::MappedRequest,
-        inputs::statuses::Attached,
+        inputs::attached::Attached,
         queue::{Add, LOW_PRIORITY},
         source::owner_type::OwnerType,
     },

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::target::Target;
 use crate::{
-    controller::inputs::statuses::Attached,
+    controller::inputs::attached::Attached,
     informer::{InformerKey, Object, ObjectKey},
     kind::{VersionOrder, is_included},
 };

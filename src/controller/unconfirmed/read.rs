@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::{expectation::ObjectState, target::Target};
 use crate::{
-    controller::inputs::statuses::Attached,
+    controller::inputs::attached::Attached,
     informer::{Object, ObjectKey, Store},
     list_page::{ContinueTokens, EndlessList, ListPage},
     manager::request_json,

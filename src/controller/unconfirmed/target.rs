@@ -6,7 +6,7 @@ use http::Method;
 use serde::Deserialize;
 
 use crate::{
-    controller::inputs::statuses::{Attached, InputStatuses},
+    controller::inputs::{attached::Attached, statuses::InputStatuses},
     discovery::RegistryId,
     informer::ObjectKey,
     kind::Scope,

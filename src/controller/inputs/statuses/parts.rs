@@ -5,23 +5,19 @@
 
 use std::{pin::pin, sync::Arc};
 
-use super::{Attached, InputMode, InputStatus, InputStatuses, StatusByNumber};
+use super::{Attached, InputMode, InputStatus, InputStatuses, InputWait, StatusByNumber};
 
 impl InputStatuses {
-    /// Begins a start of a built-in source. Returns whether another namespace of its input has all
-    /// objects: those of a cluster-scoped type are delivered by the first one.
-    pub(in crate::controller) fn begin(&self, number: usize, is_cluster_scoped: bool) -> bool {
+    /// Returns whether another namespace of an input has all objects: those of a cluster-scoped type
+    /// are delivered by the first one.
+    pub(in crate::controller) fn is_covered(&self, number: usize, is_cluster_scoped: bool) -> bool {
         let first = parts_of(&self.inputs(), number).map(|(part, _)| part).next();
-        let is_covered = is_cluster_scoped && first != Some(number);
-        self.change(number, |input| {
-            (input.is_covered, input.is_drained) = (is_covered, is_covered);
-        });
-        is_covered
+        is_cluster_scoped && first != Some(number)
     }
 
     /// Returns whether all namespaces of an input are listed.
     pub(in crate::controller) fn is_listed(&self, number: usize) -> bool {
-        parts_of(&self.inputs(), number).all(|(_, part)| part.is_listed())
+        parts_of(&self.inputs(), number).all(|(_, part)| part.cache.is_listed())
     }
 
     /// Waits until all namespaces of an input are listed. Cancel safe.
@@ -41,9 +37,9 @@ impl InputStatuses {
         // Under one lock, so that one of two namespaces is the last one.
         let mut inputs = self.inputs();
         if let Some(input) = inputs.get_mut(&number) {
-            input.is_drained = true;
+            input.cache.delivered();
         }
-        parts_of(&inputs, number).all(|(_, part)| part.is_drained)
+        parts_of(&inputs, number).all(|(_, part)| part.cache.is_delivered())
     }
 
     /// Returns the reasons why inputs are not synced, without those that wait for another namespace.
@@ -53,22 +49,26 @@ impl InputStatuses {
         late.map(|number| inputs[number].explanation()).collect()
     }
 
-    /// Records the parts of an input that are not waited for from now on.
-    pub(super) fn settle(&self, inputs: &mut StatusByNumber, number: usize) {
-        // An optional input with an error is not waited for.
+    /// Excuses the awaited parts of an optional input with an error.
+    pub(super) fn excuse(&self, inputs: &mut StatusByNumber, number: usize) {
         let is_optional = inputs[&number].mode == InputMode::Optional;
-        let is_excused =
-            is_optional && parts_of(inputs, number).any(|(_, part)| part.error.is_some());
-        let is_due = |part: &InputStatus| !part.settled && (part.synced || is_excused);
-        let due = parts_of(inputs, number).filter(|(_, part)| is_due(part));
-        let due: Vec<_> = due.map(|(part, _)| part).collect();
-        for part in due {
+        if !is_optional || parts_of(inputs, number).all(|(_, part)| part.error().is_none()) {
+            return;
+        }
+        let awaited = parts_of(inputs, number).filter(|(_, it)| it.wait == InputWait::Awaited);
+        let awaited: Vec<_> = awaited.map(|(part, _)| part).collect();
+        for part in awaited {
             let input = inputs.get_mut(&part).expect("the number is one of the map");
-            input.settled = true;
-            if input.progress.is_none() {
-                // Fails only after the run has stopped waiting.
-                self.settled.try_send(part).ok();
-            }
+            input.wait = InputWait::Excused;
+            self.settled(part, input);
+        }
+    }
+
+    /// Sends the number of an input of the builder that is not waited for from now on.
+    pub(super) fn settled(&self, number: usize, input: &InputStatus) {
+        if input.progress.is_none() {
+            // Fails only after the run has stopped waiting.
+            self.settled.try_send(number).ok();
         }
     }
 }
@@ -80,12 +80,12 @@ impl InputStatus {
         &self,
         inputs: impl Iterator<Item = &'a Self>,
     ) -> Option<Attached> {
-        let mut attached = self.attached.clone()?;
+        let mut attached = self.cache.attached().cloned()?;
         for part in inputs.filter(|input| self.part_of.is_some() && input.is_part_with(self)) {
-            if part.is_covered {
+            if part.cache.is_covered() {
                 continue;
             }
-            let part = part.attached.clone()?;
+            let part = part.cache.attached().cloned()?;
             // The first part is this input, for example.
             let is_known = attached.all().any(|known| known.key == part.key);
             attached.others.extend((!is_known).then_some(part));
@@ -101,11 +101,6 @@ impl InputStatus {
                 (Some(one), Some(other)) => one.is(other),
                 (None, Some(_)) | (Some(_), None) => false,
             }
-    }
-
-    /// Returns whether the objects of the namespace can be read.
-    pub(super) fn is_listed(&self) -> bool {
-        self.attached.is_some() || self.is_covered
     }
 }
 
@@ -124,6 +119,6 @@ pub(super) fn parts_of(
 
 /// Returns whether a listed input waits until another of its namespaces is listed.
 pub(super) fn waits(inputs: &StatusByNumber, number: usize) -> bool {
-    inputs.get(&number).is_some_and(|input| input.is_listed() && !input.synced)
-        && parts_of(inputs, number).any(|(_, part)| !part.is_listed())
+    inputs.get(&number).is_some_and(|input| input.cache.is_listed() && !input.is_synced())
+        && parts_of(inputs, number).any(|(_, part)| !part.cache.is_listed())
 }

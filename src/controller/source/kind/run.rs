@@ -1,6 +1,6 @@
 //! Run of a built-in source: delivers changes of objects as requests.
 
-use std::{collections::HashSet, fmt::Display, pin::pin, sync::Arc};
+use std::{collections::HashSet, fmt::Display, mem, pin::pin, sync::Arc};
 
 use tokio::{
     select,
@@ -13,7 +13,10 @@ use crate::{
     controller::{
         SourceContext,
         handler::{MappedRequest, OnSynced},
-        inputs::statuses::{Attached, InputStatus},
+        inputs::{
+            attached::Attached,
+            status::{InputCache, InputStatus},
+        },
         queue::{Add, LOW_PRIORITY},
     },
     informer::{
@@ -77,7 +80,9 @@ impl<'a> KindRun<'a> {
                 () = stop.cancelled() => return None,
                 () = &mut outdated, if attached.is_none() => return None,
                 () = &mut complete, if attached.is_some() => {
-                    self.replace(attached.take(), subscription).await;
+                    if let Some(attached) = attached.take() {
+                        self.replace(attached, subscription).await;
+                    }
                     // In place of an earlier failure: other namespaces may not be listed yet.
                     self.report_again(&progress);
                 }
@@ -166,7 +171,7 @@ impl<'a> KindRun<'a> {
     /// the queue.
     fn report(&self, progress: &InformerProgress, drained: bool) {
         let before = self.context.statuses.change(self.context.input, |input| {
-            let before = input.state;
+            let before = input.state();
             match progress {
                 InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
                 InformerProgress::Synced if drained => input.set(WatchState::Synced, None),
@@ -203,24 +208,22 @@ impl<'a> KindRun<'a> {
     /// Attaches the cache in place of the held one, and delivers the changes of the objects that the
     /// held one had. The initial changes that follow are creations only; objects that the reconciler
     /// names have none.
-    async fn replace(&mut self, mut attached: Option<Attached>, subscription: &Subscription) {
+    async fn replace(&mut self, mut attached: Attached, subscription: &Subscription) {
         let (statuses, input) = (&self.context.statuses, self.context.input);
         let moving = statuses.change(input, |input| {
-            let held = input.attached.as_ref().filter(|_| input.held.is_some());
+            let held = input.cache.attached().filter(|_| input.cache.held().is_some());
             held.and_then(|held| held.moving.clone())
         });
         // Reconciles that began before keep their clones.
-        let moving = moving.zip(attached.as_mut().and_then(|it| it.moving.as_mut()));
+        let moving = moving.zip(attached.moving.as_mut());
         let moving = moving.map(|(moving, new)| {
             moving.move_to(subscription);
             new.clone_from(&moving);
             moving
         });
-        let held = statuses.change(input, |input| {
-            input.attached = attached;
-            input.held.take()
-        });
-        if let Some(held) = held {
+        let before = statuses
+            .change(input, |input| mem::replace(&mut input.cache, InputCache::Listed(attached)));
+        if let InputCache::Held(_, held) = before {
             // Without a list of another namespace nothing was delivered yet.
             let was_delivered = self.context.statuses.is_listed(self.context.input);
             let changes = if was_delivered { last_changes(&held) } else { Vec::new() };
@@ -251,16 +254,16 @@ impl<'a> KindRun<'a> {
     /// Delivers the pending changes, and deletions for all objects, of a type that is gone while the
     /// epoch continues: those of the held subscription, if there is one.
     pub(super) fn delete_all(&mut self, subscription: Option<&Subscription>) {
-        let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
-        let changes = match (&held, subscription) {
-            // The lost cache is the held one: its replacement has delivered nothing yet.
+        let lost = self.context.statuses.change(self.context.input, InputStatus::detach);
+        let changes = match (lost.held(), subscription) {
+            // The replacement of a held cache has delivered nothing yet.
             (Some(held), _) => last_changes(held),
-            (None, Some(subscription)) if lost.is_some() && self.delivers => {
+            (None, Some(subscription)) if lost.attached().is_some() && self.delivers => {
                 last_changes(subscription)
             }
             (None, _) => Vec::new(),
         };
-        drop((lost, held));
+        drop(lost);
         // Delivered after the detach, so that the reconciles find the type missing.
         for change in changes {
             self.deliver(&change);
