@@ -4,10 +4,10 @@
 //! abort or a panic. A series exists only while its count is above zero. Tasks that outlive their
 //! owner are still counted under the owner's name.
 
-use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
+use std::{fmt, hash::Hash, sync::Arc};
 
+use dashmap::DashMap;
 use foldhash::quality::RandomState;
-use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
     metrics::{MetricType, gauge::ConstGauge},
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 /// Gauge of the live tasks or timers of each owner `L`, for a registry. Cheap to clone.
 pub(crate) struct OwnerGauge<L> {
-    owners: Arc<Mutex<HashMap<L, Count, RandomState>>>,
+    owners: Arc<DashMap<L, Count, RandomState>>,
 }
 
 /// Count of one owner.
@@ -61,34 +61,24 @@ impl<L: Clone + Eq + Hash> OwnerGauge<L> {
 impl<L: Clone + Eq + Hash> Part<L> {
     /// Counts one more until the guard is dropped.
     pub(crate) fn count(&self) -> CountGuard<L> {
-        self.owner_gauge.lock().entry(self.owner.clone()).or_default().counted += 1;
+        self.owner_gauge.owners.entry(self.owner.clone()).or_default().counted += 1;
         CountGuard(self.clone())
     }
 
     /// Counts the tasks of a tracker.
     pub(crate) fn follow(&self, tasks: &TaskTracker) -> TasksGuard<L> {
         let tracked = OwnerTasks { tasks: tasks.clone(), followed: true };
-        let mut owners = self.owner_gauge.lock();
+        let owners = &self.owner_gauge.owners;
         owners.entry(self.owner.clone()).or_default().trackers.push(tracked);
-        drop(owners);
         TasksGuard { part: self.clone(), tasks: tasks.clone() }
     }
 
     fn change(&self, change: impl FnOnce(&mut Count)) {
-        let mut owners = self.owner_gauge.lock();
-        if let Some(count) = owners.get_mut(&self.owner) {
+        self.owner_gauge.owners.remove_if_mut(&self.owner, |_, count| {
             change(count);
             count.tidy();
-            if count.is_idle() {
-                owners.remove(&self.owner);
-            }
-        }
-    }
-}
-
-impl<L> OwnerGauge<L> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<L, Count, RandomState>> {
-        self.owners.lock()
+            count.is_idle()
+        });
     }
 }
 
@@ -131,13 +121,12 @@ where
     L: EncodeLabelSet + Eq + Hash,
 {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut owners = self.lock();
-        owners.retain(|_, count| {
+        self.owners.retain(|_, count| {
             count.tidy();
             !count.is_idle()
         });
-        for (owner, count) in owners.iter() {
-            let total = count.total();
+        for one in self.owners.iter() {
+            let (owner, total) = (one.key(), one.total());
             if total > 0 {
                 let gauge = ConstGauge::new(i64::try_from(total).unwrap_or(i64::MAX));
                 gauge.encode(encoder.encode_family(owner)?)?;
@@ -163,7 +152,7 @@ impl<L: Clone> Clone for Part<L> {
     }
 }
 
-impl<L> Default for OwnerGauge<L> {
+impl<L: Eq + Hash> Default for OwnerGauge<L> {
     fn default() -> Self {
         Self { owners: Arc::default() }
     }
@@ -212,7 +201,7 @@ mod tests {
 
         drop(other);
         assert!(series(&registry).is_empty());
-        assert!(owner_gauge.lock().is_empty());
+        assert!(owner_gauge.owners.is_empty());
     }
 
     #[tokio::test]
@@ -252,6 +241,6 @@ mod tests {
 
         tasks.shutdown().await;
         assert!(series(&registry).is_empty());
-        assert!(owner_gauge.lock().is_empty());
+        assert!(owner_gauge.owners.is_empty());
     }
 }

@@ -3,12 +3,13 @@
 //! children, and the due time of the next resync.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     mem::{replace, take},
     sync::Arc,
     time::Duration,
 };
 
+use dashmap::DashMap;
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
@@ -32,9 +33,9 @@ use crate::{
 const SETTLED: Duration = Duration::from_secs(60);
 
 /// States of the parents of one controller.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SyncStates {
-    parents: Mutex<HashMap<Request, Arc<SyncState>, RandomState>>,
+    parents: DashMap<Request, Arc<SyncState>, RandomState>,
 }
 
 /// State of one parent. A sync has it from its begin to its end, and no other sync of the parent runs
@@ -122,18 +123,24 @@ struct StoredStatus {
     at: Instant,
 }
 
+impl Default for SyncStates {
+    fn default() -> Self {
+        // A controller has few syncs at once, and a process many controllers.
+        Self { parents: DashMap::with_hasher_and_shard_amount(RandomState::default(), 4) }
+    }
+}
+
 impl SyncStates {
     /// Begins a sync of a parent with the state that the last one has left. A parent with another uid
     /// begins anew.
     pub(crate) fn begin(&self, key: &Request, uid: &Arc<str>) -> Arc<SyncState> {
-        let mut parents = self.parents.lock();
-        let known = parents.get(key).filter(|state| state.uid == *uid).cloned();
+        let known = self.parents.get(key).filter(|state| state.uid == *uid);
+        let known = known.map(|state| Arc::clone(&state));
         let state = known.unwrap_or_else(|| {
             let new = Arc::new(SyncState { uid: Arc::clone(uid), ..SyncState::default() });
-            parents.insert(key.clone(), Arc::clone(&new));
+            self.parents.insert(key.clone(), Arc::clone(&new));
             new
         });
-        drop(parents);
         state.begin();
         state
     }
@@ -144,24 +151,23 @@ impl SyncStates {
         &self,
         tick: impl Fn(&str) -> Option<Instant>,
     ) -> Vec<(Request, Option<Instant>)> {
-        let parents = self.parents.lock();
         let next = |state: &SyncState| state.next_resync(tick(&state.uid));
-        parents.iter().map(|(key, state)| (key.clone(), next(state))).collect()
+        self.parents.iter().map(|parent| (parent.key().clone(), next(&parent))).collect()
     }
 
     /// Returns all parents that were synced.
     pub(crate) fn keys(&self) -> Vec<Request> {
-        self.parents.lock().keys().cloned().collect()
+        self.parents.iter().map(|parent| parent.key().clone()).collect()
     }
 
     /// Forgets a parent that is gone, or that the controller no longer selects.
     pub(crate) fn forget(&self, key: &Request) {
-        self.parents.lock().remove(key);
+        self.parents.remove(key);
     }
 
     /// Forgets all parents.
     pub(crate) fn clear(&self) {
-        self.parents.lock().clear();
+        self.parents.clear();
     }
 }
 
