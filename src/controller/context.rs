@@ -423,7 +423,8 @@ impl Context {
     }
 
     /// Returns whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a
-    /// write of unknown outcome: its future was dropped, or the response was lost.
+    /// write of unknown outcome: its future was dropped, or the response was lost. True until a
+    /// reconcile has succeeded.
     ///
     /// The caches of the controller's inputs have since caught up with the server for the objects
     /// written. Read from the server any object of another type that may have been written.

@@ -17,7 +17,7 @@ use std::{
 use foldhash::quality::RandomState;
 use tokio::{
     select,
-    sync::mpsc,
+    sync::{OwnedSemaphorePermit, mpsc},
     task::{AbortHandle, Id, JoinError, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
@@ -37,9 +37,10 @@ use super::{
         status::{InputCache, InputMode},
         statuses::InputStatuses,
     },
-    queue::{Add, Item, Queue, retry_gate::RetryGate},
+    queue::{Item, Queue, retry_gate::RetryGate},
     slots::WorkerSlots,
     spec::{Spec, resource_of},
+    unconfirmed::{Comparison, LONGEST_PAUSE, Reconciling},
 };
 use crate::{
     duration, guard,
@@ -81,12 +82,16 @@ struct EpochRun {
     context: Context,
     // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
+    // Requests with an earlier write that could not be read from the API server.
+    unread: RetryGate<Request>,
     failures: FailureReport,
 }
 
 /// Running reconcile.
 struct ActiveReconcile {
     item: Item<Request>,
+    // True if the server is read before the reconcile begins.
+    reads: bool,
     since: Instant,
     span: Span,
 }
@@ -181,6 +186,7 @@ impl EpochRun {
             active: HashMap::default(),
             context,
             throttled: RetryGate::default(),
+            unread: RetryGate::default(),
             failures,
         };
         run.start_sources();
@@ -301,9 +307,10 @@ impl EpochRun {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
         loop {
-            let capacity = self.slots.assign(self.workers.len());
+            let unconfirmed = &self.spec.carried_over.unconfirmed;
+            let capacity = self.slots.assign(self.workers.len(), unconfirmed.reading());
             let due = self.failures.due();
-            let expiry = self.spec.carried_over.unconfirmed.expiry();
+            let expiry = unconfirmed.expiry();
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -324,24 +331,50 @@ impl EpochRun {
         }
     }
 
-    /// Starts the reconcile of a request in a slot. A request that is throttled, or whose caches are
-    /// behind, returns to the queue.
-    fn spawn(&mut self, item: Item<Request>) {
-        if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
+    /// Returns the writes of a request that is to be reconciled now, with a permit if they have to be
+    /// read first. A request that is throttled, or whose caches are behind, returns to the queue.
+    fn begin(
+        &mut self,
+        item: &Item<Request>,
+    ) -> Option<(Reconciling, Option<OwnedSemaphorePermit>)> {
+        let now = Instant::now();
+        if let Some(after) = self.throttled.left(&item.key, now) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
-            let priority = item.priority;
-            self.queue.add_with(item.key.clone(), Add { after, priority, ..Add::default() });
-            self.queue.done(&item.key);
-            return;
+            self.wait(item, after);
+            return None;
         }
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
-        if let Some(behind) = reconciling.behind(&self.statuses) {
+        match reconciling.compare(&self.statuses) {
+            Comparison::Held => {
+                self.unread.forget(&item.key);
+                Some((reconciling, None))
+            }
             // No task is needed to wait for the caches.
-            drop(reconciling);
-            self.requeue_or_forget(item, NextReconcile::Wait(behind));
-            return;
+            Comparison::Behind(behind) => {
+                drop(reconciling);
+                self.requeue_or_forget(item.clone(), NextReconcile::Wait(behind));
+                None
+            }
+            Comparison::Unread(permit) => match self.unread.until_retry(&item.key, now) {
+                None => Some((reconciling, Some(permit))),
+                Some(after) => {
+                    drop(reconciling);
+                    // The caches may hold the write before the server is read.
+                    self.wait(item, after.min(LONGEST_PAUSE));
+                    None
+                }
+            },
         }
+    }
+
+    /// Starts the reconcile of a request in a slot. While the server is read for it, it has none.
+    fn spawn(&mut self, item: Item<Request>) {
+        let Some((mut reconciling, permit)) = self.begin(&item) else { return };
+        let reads = permit.is_some();
         let slot = self.slots.take(&self.spec.series);
+        if reads {
+            slot.release();
+        }
         let context =
             self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown(), &slot);
         let primary = self.spec.primaries.get(item.key.primary);
@@ -363,16 +396,25 @@ impl EpochRun {
         // first, since each future around it would move its kilobytes again.
         let reconcile = Box::pin(async move {
             // Given back at the end of the reconcile, if it was not released before.
-            let _slot = slot;
-            let reader = |cluster: Option<&ForeignCluster>| context.reader(cluster);
-            let settled = select! {
-                biased;
-                // The reconcile has not begun, so that a stop need not wait for it.
-                () = context.cancelled() => return Attempt::Aborted,
-                settled = reconciling.confirm(context.statuses(), reader) => settled,
-            };
-            if let Err(behind) = settled {
-                return Attempt::Behind(behind);
+            let slot = slot;
+            if let Some(permit) = permit {
+                let reader = |cluster: Option<&ForeignCluster>| context.reader(cluster);
+                let confirm = async {
+                    let confirmed = reconciling.confirm(context.statuses(), reader).await;
+                    drop(permit);
+                    confirmed?;
+                    slot.regain().await;
+                    Ok(())
+                };
+                let confirmed = select! {
+                    biased;
+                    // The reconcile has not begun, so that a stop need not wait for it.
+                    () = context.cancelled() => return Attempt::Aborted,
+                    confirmed = confirm => confirmed,
+                };
+                if let Err(behind) = confirmed {
+                    return Attempt::Behind(behind);
+                }
             }
             let reconcile = reconciling.run(async {
                 let result = (spec.reconcile)(request, context).await;
@@ -381,17 +423,21 @@ impl EpochRun {
                 }
                 result
             });
-            match spec.reconcile_timeout {
-                None => Attempt::of(reconcile.await),
+            let result = match spec.reconcile_timeout {
+                None => reconcile.await,
                 Some(after) => match timeout(after, reconcile).await {
-                    Ok(result) => Attempt::of(result),
-                    Err(_) => Attempt::TimedOut(after),
+                    Ok(result) => result,
+                    Err(_) => return Attempt::TimedOut(after),
                 },
+            };
+            if result.is_ok() {
+                reconciling.succeeded();
             }
+            Attempt::of(result)
         });
         let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
-        self.active.insert(id, ActiveReconcile { item, since: Instant::now(), span });
+        self.active.insert(id, ActiveReconcile { item, reads, since: Instant::now(), span });
     }
 
     /// Settles the request of a reconcile that has ended.
@@ -404,10 +450,13 @@ impl EpochRun {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(ActiveReconcile { item, since, span }) = self.active.remove(&id) else {
+        let Some(ActiveReconcile { item, reads, since, span }) = self.active.remove(&id) else {
             return Ok(());
         };
         let _entered = span.enter();
+        if reads && attempt.has_read() {
+            self.admit_reads(&item.key);
+        }
         let series = &self.spec.series;
         match &attempt {
             Attempt::TimedOut(_) => drop(series.timeouts.inc()),

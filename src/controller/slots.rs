@@ -88,8 +88,8 @@ impl WorkerSlots {
     }
 
     /// Gives free slots to the reconciles that wait for one. Returns whether one is left for
-    /// another request.
-    pub(in crate::controller) fn assign(&self, reconciles: usize) -> bool {
+    /// another request. `reading` of the reconciles have not begun, and so have no slot.
+    pub(in crate::controller) fn assign(&self, reconciles: usize, reading: usize) -> bool {
         // All reconciles that gave their slots back may wait: the second bound does not apply.
         let is_free = || {
             let released = self.released.load(Ordering::SeqCst);
@@ -101,13 +101,14 @@ impl WorkerSlots {
                 slot.take_again();
             }
         }
-        self.has_free(reconciles)
+        self.has_free(reconciles, reading)
     }
 
     /// Returns whether a slot is free beside these reconciles. A reconcile that has ended, and is
     /// still among them, counts as one with a slot.
-    fn has_free(&self, reconciles: usize) -> bool {
-        let released = self.released.load(Ordering::SeqCst).min(self.bound.most_released());
+    fn has_free(&self, reconciles: usize, reading: usize) -> bool {
+        let most_released = self.bound.most_released() + reading;
+        let released = self.released.load(Ordering::SeqCst).min(most_released);
         reconciles.saturating_sub(released) < self.bound.workers()
     }
 

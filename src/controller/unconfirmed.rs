@@ -15,7 +15,6 @@ use std::{
         BTreeMap, HashMap, HashSet,
         btree_map::Entry::{Occupied, Vacant},
     },
-    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -23,7 +22,11 @@ use std::{
 use foldhash::quality::RandomState;
 use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::{task_local, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task_local,
+    time::Instant,
+};
 
 use self::{
     expectation::{Expectation, READ_DELAY},
@@ -41,7 +44,7 @@ use crate::{
     discovery::RegistryId,
     informer::ObjectKey,
     kind::TypeIdentity,
-    manager::{WriteEnd, WriteObserver, WriteRequest, retry_after},
+    manager::{WriteEnd, WriteObserver, WriteRequest},
 };
 
 /// Retention of answered writes that no reconcile requests and no cache lacks, and of the writes of
@@ -53,7 +56,13 @@ const RETENTION: Duration = Duration::from_secs(600);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause before the caches are compared again: a request whose write no event reports
 /// continues within this time once the watch is back.
-const LONGEST_PAUSE: Duration = READ_DELAY;
+pub(in crate::controller) const LONGEST_PAUSE: Duration = READ_DELAY;
+
+/// Pause of a request for whose read other reads have to end first.
+const QUEUED_PAUSE: Duration = Duration::from_millis(250);
+/// Maximum number of requests of a controller for which the server is read at once. None of them has
+/// a worker slot meanwhile: a server that does not answer delays no other request.
+const MOST_READS: usize = 10;
 
 task_local! {
     // Request whose reconcile, or a task spawned by it, runs in this task.
@@ -61,8 +70,11 @@ task_local! {
 }
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
-#[derive(Debug, Default)]
-pub(in crate::controller) struct UnconfirmedWrites(Mutex<TrackedWrites>);
+#[derive(Debug)]
+pub(in crate::controller) struct UnconfirmedWrites {
+    tracked: Mutex<TrackedWrites>,
+    reads: Arc<Semaphore>,
+}
 
 #[derive(Debug, Default)]
 struct TrackedWrites {
@@ -77,7 +89,7 @@ struct TrackedWrites {
 #[derive(Debug)]
 struct RequestWrites {
     targets: BTreeMap<Target, Expectation>,
-    // True if the outcome of one of them is unknown.
+    // True if the outcome of one of them was unknown, until a reconcile has succeeded.
     unknown: bool,
     // Time of the first comparison that found the caches behind.
     behind: Option<Instant>,
@@ -91,6 +103,17 @@ pub(in crate::controller) struct Reconciling {
     unconfirmed: Arc<UnconfirmedWrites>,
     request: Request,
     writes: Option<RequestWrites>,
+}
+
+/// Comparison of the caches with the writes of a request.
+#[derive(Debug)]
+pub(in crate::controller) enum Comparison {
+    /// The caches hold the writes.
+    Held,
+    /// A cache does not hold one of them. The request waits.
+    Behind(Behind),
+    /// The server has to be read first, while this permit is held.
+    Unread(OwnedSemaphorePermit),
 }
 
 /// The caches are behind a write, or the server could not be read. The request waits.
@@ -111,6 +134,9 @@ enum Unconfirmed {
     /// Fix what the reason names; the read is retried.
     #[error("{resource} cannot be read from the server: {source}")]
     Unread { resource: TypeIdentity, source: ReadError },
+    /// Wait for the reads of other requests.
+    #[error("the server is read for other requests first")]
+    Queued,
 }
 
 impl Behind {
@@ -118,12 +144,15 @@ impl Behind {
     /// none.
     pub(in crate::controller) fn unanswered(&self) -> Option<Duration> {
         match &self.why {
-            Unconfirmed::Behind { .. } => None,
-            Unconfirmed::Unread { source: ReadError::Server(kube::Error::Api(status)), .. } => {
-                Some(retry_after(status).unwrap_or_default())
-            }
-            Unconfirmed::Unread { .. } => Some(Duration::ZERO),
+            Unconfirmed::Behind { .. } | Unconfirmed::Queued => None,
+            Unconfirmed::Unread { source, .. } => Some(source.retry_after()),
         }
+    }
+}
+
+impl Default for UnconfirmedWrites {
+    fn default() -> Self {
+        Self { tracked: Mutex::default(), reads: Arc::new(Semaphore::new(MOST_READS)) }
     }
 }
 
@@ -165,6 +194,11 @@ impl UnconfirmedWrites {
         unknown.map(|(request, _)| request.clone()).collect()
     }
 
+    /// Returns the number of requests for which the server is read.
+    pub(in crate::controller) fn reading(&self) -> usize {
+        MOST_READS - self.reads.available_permits()
+    }
+
     /// Returns whether a later controller of the same name still needs these writes.
     pub(in crate::controller) fn is_needed(&self) -> bool {
         self.state().open.values().any(RequestWrites::is_retained)
@@ -180,9 +214,7 @@ impl UnconfirmedWrites {
     pub(in crate::controller) fn expire(&self, statuses: &InputStatuses) {
         let mut state = self.state();
         state.open.retain(|_, writes| {
-            writes.unknown
-                || writes.is_retained()
-                || writes.first_missing(Bound::Unbounded, statuses).is_some()
+            writes.unknown || writes.is_retained() || writes.first_missing(statuses).is_some()
         });
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
@@ -211,7 +243,7 @@ impl UnconfirmedWrites {
     }
 
     fn state(&self) -> MutexGuard<'_, TrackedWrites> {
-        self.0.lock()
+        self.tracked.lock()
     }
 }
 
@@ -232,16 +264,24 @@ impl Reconciling {
     }
 
     /// Compares the caches of a run with the writes, up to the first that one of them lacks, and
-    /// forgets those that all of them hold. Returns an error as [`Reconciling::confirm`] would, if
-    /// that is certain without a read of the server.
-    pub(in crate::controller) fn behind(&mut self, statuses: &InputStatuses) -> Option<Behind> {
-        let writes = self.writes.as_mut()?;
-        let (target, lacking) = writes.first_missing(Bound::Unbounded, statuses)?;
-        writes.not_due(&target, &lacking).map(|why| writes.wait(why))
+    /// forgets those that all of them hold.
+    pub(in crate::controller) fn compare(&mut self, statuses: &InputStatuses) -> Comparison {
+        let Some(writes) = &mut self.writes else { return Comparison::Held };
+        let Some((target, lacking)) = writes.first_missing(statuses) else {
+            self.confirmed();
+            return Comparison::Held;
+        };
+        if let Some(why) = writes.not_due(&target, &lacking) {
+            return Comparison::Behind(writes.wait(why));
+        }
+        match Arc::clone(&self.unconfirmed.reads).try_acquire_owned() {
+            Ok(permit) => Comparison::Unread(permit),
+            Err(_) => Comparison::Behind(Behind { why: Unconfirmed::Queued, after: QUEUED_PAUSE }),
+        }
     }
 
-    /// Compares the caches of a run with the writes, and forgets those that the caches hold. The
-    /// client is called for if the server has to be read.
+    /// Compares the caches of a run with the writes, reads the server for those that a cache lacks,
+    /// and forgets those that the caches hold.
     ///
     /// # Errors
     ///
@@ -258,10 +298,21 @@ impl Reconciling {
         let Some(writes) = &mut self.writes else { return Ok(()) };
         let confirmed = writes.confirm(statuses, client).await;
         confirmed.map_err(|why| writes.wait(why))?;
-        writes.behind = None;
-        // Writes to another cluster that could not be read stay.
-        self.writes.take_if(|writes| writes.targets.is_empty());
+        self.confirmed();
         Ok(())
+    }
+
+    /// Records that the reconcile may begin. Writes to another cluster that could not be read stay.
+    fn confirmed(&mut self) {
+        self.writes.take_if(|writes| {
+            writes.behind = None;
+            writes.targets.is_empty() && !writes.unknown
+        });
+    }
+
+    /// Records that the reconcile has succeeded: the next one need not know of an unknown outcome.
+    pub(in crate::controller) fn succeeded(&mut self) {
+        self.writes.take_if(|writes| writes.targets.is_empty());
     }
 
     /// Runs a reconcile, and attributes its writes to this request.
@@ -293,23 +344,23 @@ impl RequestWrites {
         Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) }
     }
 
-    /// Returns the first target that some caches lack, with these caches, and forgets those before
-    /// it.
-    fn first_missing(
-        &mut self,
-        after: Bound<&Target>,
-        statuses: &InputStatuses,
-    ) -> Option<(Target, Vec<Attached>)> {
-        while let Some((target, expected)) = self.targets.range((after, Bound::Unbounded)).next() {
+    /// Returns the first target that some caches lack, with these caches, and forgets those that all
+    /// caches hold.
+    fn first_missing(&mut self, statuses: &InputStatuses) -> Option<(Target, Vec<Attached>)> {
+        let mut missing = None;
+        self.targets.retain(|target, expected| {
+            if missing.is_some() || expected.is_excused(target) {
+                return true;
+            }
             let mut lacking = target.caches(statuses);
             lacking.retain(|cache| !expected.is_held(target, cache));
-            let target = target.clone();
-            if !lacking.is_empty() {
-                return Some((target, lacking));
+            let is_lacking = !lacking.is_empty();
+            if is_lacking {
+                missing = Some((target.clone(), lacking));
             }
-            self.targets.remove(&target);
-        }
-        None
+            is_lacking
+        });
+        missing
     }
 
     /// Returns an error if the server is not to be read for a target yet.
@@ -326,16 +377,11 @@ impl RequestWrites {
         statuses: &InputStatuses,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<(), Unconfirmed> {
-        let mut unread = None;
-        while let Some((target, lacking)) =
-            self.first_missing(unread.as_ref().map_or(Bound::Unbounded, Bound::Excluded), statuses)
-        {
-            match self.read(&target, &lacking, &client).await {
-                // Another cluster that does not answer delays no work for the others.
-                Err(Unconfirmed::Unread { .. }) if target.cluster.is_some() => {
-                    unread = Some(target);
-                }
-                read => read?,
+        while let Some((target, lacking)) = self.first_missing(statuses) {
+            let read = self.read(&target, &lacking, &client).await;
+            // Another cluster that does not answer delays no work for the others.
+            if !self.targets.get(&target).is_some_and(|expected| expected.is_excused(&target)) {
+                read?;
             }
         }
         Ok(())
@@ -356,6 +402,9 @@ impl RequestWrites {
         for cache in lacking {
             let client = client(cache.foreign.as_ref());
             let missing = read::missing(target, cache, &client).await.map_err(|source| {
+                if let Some(expected) = self.targets.get_mut(target) {
+                    expected.unread(source.retry_after());
+                }
                 Unconfirmed::Unread { resource: cache.served.identity.clone(), source }
             })?;
             found.extend(missing.into_iter().map(|(key, state)| (key, cache.key.clone(), state)));
@@ -381,20 +430,23 @@ impl Drop for Reconciling {
     fn drop(&mut self) {
         let mut state = self.unconfirmed.state();
         state.active.remove(&self.request);
-        if let Some(writes) = self.writes.take() {
-            let open = state.writes_of(self.request.clone());
-            for (target, expected) in writes.targets {
-                match open.targets.entry(target) {
-                    Vacant(vacant) => {
-                        vacant.insert(expected);
-                    }
-                    // The entry of a newer write wins: it has changed the object since.
-                    Occupied(mut newer) => newer.get_mut().keep_due(&expected),
+        let Some(writes) = self.writes.take() else { return };
+        let Some(newer) = state.open.get_mut(&self.request) else {
+            state.expiry.get_or_insert_with(|| Instant::now() + RETENTION);
+            state.open.insert(self.request.clone(), writes);
+            return;
+        };
+        for (target, expected) in writes.targets {
+            match newer.targets.entry(target) {
+                Vacant(vacant) => {
+                    vacant.insert(expected);
                 }
+                // The entry of a newer write wins: it has changed the object since.
+                Occupied(mut newer) => newer.get_mut().keep_due(&expected),
             }
-            open.unknown |= writes.unknown;
-            open.behind = writes.behind;
         }
+        newer.unknown |= writes.unknown;
+        newer.behind = writes.behind;
     }
 }
 

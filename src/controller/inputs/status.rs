@@ -112,13 +112,12 @@ impl InputCache {
 
     /// Takes the subscription that was acquired before the epoch began.
     pub(in crate::controller) fn take_prepared(&mut self) -> Option<Subscription> {
-        match mem::take(self) {
-            Self::Prepared(subscription) => Some(subscription),
-            other => {
-                *self = other;
-                None
-            }
+        let cache = mem::take(self);
+        if let Self::Prepared(subscription) = cache {
+            return Some(subscription);
         }
+        *self = cache;
+        None
     }
 
     /// Holds the subscription of the attached cache, so that it can be read until its replacement is
@@ -127,22 +126,19 @@ impl InputCache {
         &mut self,
         subscription: Subscription,
     ) -> Option<Subscription> {
-        let (now, left) = match mem::take(self) {
-            Self::Listed(attached) | Self::Delivered(attached) => {
-                (Self::Held(attached, subscription), None)
-            }
-            other => (other, Some(subscription)),
-        };
-        *self = now;
-        left
+        let cache = mem::take(self);
+        if let Self::Listed(attached) | Self::Delivered(attached) = cache {
+            *self = Self::Held(attached, subscription);
+            return None;
+        }
+        *self = cache;
+        Some(subscription)
     }
 
     /// Records that all objects that existed at the start of the source are delivered.
     pub(super) fn delivered(&mut self) {
-        *self = match mem::take(self) {
-            Self::Listed(attached) => Self::Delivered(attached),
-            other => other,
-        };
+        let cache = mem::take(self);
+        *self = if let Self::Listed(attached) = cache { Self::Delivered(attached) } else { cache };
     }
 
     /// Returns whether the objects can be read.
@@ -230,16 +226,8 @@ impl InputStatus {
 
     /// Removes the cache that a custom source offered, and returns it.
     pub(in crate::controller) fn withdraw(&mut self) -> InputCache {
-        let left = match &self.cache {
-            InputCache::Withdrawn(served) => InputCache::Withdrawn(Arc::clone(served)),
-            // A custom source: its input declares no type.
-            cache if self.type_ref.is_none() => cache
-                .attached()
-                .map(|it| InputCache::Withdrawn(Arc::clone(&it.served)))
-                .unwrap_or_default(),
-            _ => InputCache::Absent,
-        };
-        mem::replace(&mut self.cache, left)
+        let offered = self.offered().cloned();
+        mem::replace(&mut self.cache, offered.map(InputCache::Withdrawn).unwrap_or_default())
     }
 
     /// Returns whether the input has synced once.
@@ -254,10 +242,11 @@ impl InputStatus {
 
     /// Returns the type of the objects that a custom source offers, or has offered last.
     pub(super) fn offered(&self) -> Option<&Arc<ServedType>> {
-        match &self.cache {
-            InputCache::Withdrawn(served) => Some(served),
-            cache => cache.attached().map(|it| &it.served).filter(|_| self.type_ref.is_none()),
+        if let InputCache::Withdrawn(served) = &self.cache {
+            return Some(served);
         }
+        // The input of a custom source declares no type.
+        self.cache.attached().map(|it| &it.served).filter(|_| self.type_ref.is_none())
     }
 
     /// Returns whether the objects are those of a cluster; `None` for that of the controller.

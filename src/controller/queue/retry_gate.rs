@@ -142,8 +142,11 @@ impl<K: Clone + Ord> RetryGate<K> {
         let next = next.chain(self.waiting.iter().filter(|(_, key)| later(key)));
         let next = next.take(FOLLOWERS).map(|waiting| (waiting.clone(), left(&waiting.1)));
         let next: Vec<_> = next.collect();
-        for (waiting, _) in &next {
+        for (waiting, left) in &next {
             self.waiting.remove(waiting);
+            if let Some(failed) = self.failed.get_mut(&waiting.1) {
+                failed.due = now + *left;
+            }
         }
         next.into_iter().map(|((_, key), left)| (key, left)).collect()
     }
@@ -156,6 +159,12 @@ impl<K: Clone + Ord> RetryGate<K> {
     /// Returns the rest of the minimum wait of a request; events for it do not shorten it.
     pub(crate) fn left(&self, key: &K, now: Instant) -> Option<Duration> {
         let left = self.failed.get(key)?.not_before.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Returns the time until the retry of a request.
+    pub(crate) fn until_retry(&self, key: &K, now: Instant) -> Option<Duration> {
+        let left = self.failed.get(key)?.due.saturating_duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 

@@ -80,6 +80,15 @@ struct TimeoutError(Duration);
 struct PanicError(String);
 
 impl Attempt {
+    /// Returns whether the server answered the reads before the reconcile.
+    pub(in crate::controller) fn has_read(&self) -> bool {
+        match self {
+            Self::Behind(behind) => behind.unanswered().is_none(),
+            Self::Aborted => false,
+            Self::Returned(_) | Self::TimedOut(_) | Self::Panicked(_) => true,
+        }
+    }
+
     /// Classifies the result of a reconciler.
     ///
     /// Semantics: controller-runtime (`pkg/internal/controller/controller.go`), except that a

@@ -9,9 +9,11 @@ use super::EpochRun;
 use crate::{
     controller::{
         Request,
-        queue::retry_gate::{Pace, Wait},
+        queue::retry_gate::{Pace, RetryGate, Wait},
         queue::{Add, Item},
         run::outcome::NextReconcile,
+        spec::Spec,
+        unconfirmed::LONGEST_PAUSE,
     },
     manager::BoxError,
 };
@@ -73,7 +75,8 @@ impl EpochRun {
             NextReconcile::Throttled(error, at_least) => {
                 info!(%error, attempt, "request throttled by the API server");
                 let backoff = self.spec.queue.backoff.delay(attempt);
-                let after = self.delay_throttled(&key, backoff, at_least);
+                let wait = Wait { backoff, at_least };
+                let after = delay(&mut self.throttled, &key, wait, &self.spec);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
                 if !self.cancel.is_cancelled() {
                     self.failures.failed(&key, &error, false);
@@ -88,11 +91,14 @@ impl EpochRun {
             NextReconcile::Wait(behind) => {
                 debug!(error = %behind, "reconcile waits for the caches");
                 let after = match behind.unanswered() {
-                    // The read is retried through the gate, as are throttled writes.
-                    Some(at_least) => self.delay_throttled(&key, behind.after, at_least),
+                    Some(at_least) => {
+                        let wait = Wait { backoff: behind.after, at_least };
+                        delay(&mut self.unread, &key, wait, &self.spec)
+                    }
                     None => behind.after,
                 };
-                self.queue.add_with(key.clone(), Add { after, ..again });
+                let next = after.min(LONGEST_PAUSE);
+                self.queue.add_with(key.clone(), Add { after: next, ..again });
                 if after >= LONG_WAIT {
                     self.failures.failed(&key, &behind, false);
                 }
@@ -117,17 +123,18 @@ impl EpochRun {
         }
     }
 
-    /// Records that the API server throttled a request; returns the time until the retry.
-    fn delay_throttled(
-        &mut self,
-        key: &Request,
-        backoff: Duration,
-        at_least: Duration,
-    ) -> Duration {
-        let now = Instant::now();
-        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
-        let wait = Wait { backoff, at_least };
-        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
+    /// Requeues a request whose reconcile has not begun.
+    pub(super) fn wait(&self, item: &Item<Request>, after: Duration) {
+        let priority = item.priority;
+        self.queue.add_with(item.key.clone(), Add { after, priority, ..Add::default() });
+        self.queue.done(&item.key);
+    }
+
+    /// Records that the server could be read for a request, which may admit others.
+    pub(super) fn admit_reads(&mut self, key: &Request) {
+        for (next, after) in self.unread.answered(key, Instant::now()) {
+            self.queue.add_with(next, Add { after, ..Add::default() });
+        }
     }
 
     /// Records the result in the retry gate: a success may admit throttled requests.
@@ -159,4 +166,10 @@ impl EpochRun {
             | NextReconcile::Interrupted => {}
         }
     }
+}
+
+/// Records in a gate that the API server did not answer a request; returns the time until the retry.
+fn delay(gate: &mut RetryGate<Request>, key: &Request, wait: Wait, spec: &Spec) -> Duration {
+    let pace = Pace { longest: spec.queue.backoff.max, ..THROTTLED };
+    gate.failed(key.clone(), wait, &pace, fastrand::f64(), Instant::now())
 }

@@ -19,7 +19,7 @@ use crate::{
     controller::inputs::attached::Attached,
     informer::{Object, ObjectKey, Store},
     list_page::{ContinueTokens, EndlessList, ListPage},
-    manager::request_json,
+    manager::{request_json, retry_after},
     redaction,
 };
 
@@ -46,6 +46,18 @@ pub(in crate::controller) enum ReadError {
     Endless(#[from] EndlessList),
     #[error("there was no response within {DEADLINE:?}")]
     Late(#[from] tokio::time::error::Elapsed),
+}
+
+impl ReadError {
+    /// Returns the wait that the server requests; zero if it requests none.
+    pub(super) fn retry_after(&self) -> Duration {
+        match self {
+            Self::Server(kube::Error::Api(status)) => retry_after(status).unwrap_or_default(),
+            Self::Server(_) | Self::Path(_) | Self::NoList | Self::Endless(_) | Self::Late(_) => {
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 /// Reads an object, or a collection as metadata. Returns the states that a cache does not hold.
@@ -89,7 +101,7 @@ async fn list(
     let mut parameters = ListParams {
         label_selector: cache.key.labels.as_deref().map(str::to_owned),
         field_selector: (!fields.is_empty()).then(|| fields.join(",")),
-        limit: target.name.is_none().then_some(PAGE),
+        limit: Some(PAGE),
         ..ListParams::default()
     };
     let mut states = HashMap::new();

@@ -60,16 +60,20 @@ async fn answered_write_is_removed_after_ten_minutes_unless_a_cache_lacks_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_outcome_of_a_type_without_a_cache_is_reported_once() {
+async fn unknown_outcome_is_reported_until_a_reconcile_succeeds() {
     let unconfirmed = Arc::default();
     create(&unconfirmed, 500).await;
     let (statuses, _settled) =
         InputStatuses::new(Epoch::new("c", 1, Duration::ZERO), None, Vec::new());
 
-    let mut reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
-    assert!(reconciling.has_unknown());
-    reconciling.confirm(&statuses, |_| unreachable!("no cache lacks it")).await.unwrap();
-    drop(reconciling);
+    for fails in [true, false] {
+        let mut reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
+        assert!(reconciling.has_unknown());
+        reconciling.confirm(&statuses, |_| unreachable!("no cache lacks it")).await.unwrap();
+        if !fails {
+            reconciling.succeeded();
+        }
+    }
 
     assert!(unconfirmed.state().open.is_empty());
 }
@@ -119,22 +123,23 @@ fn with_pod_of(version_order: VersionOrder, version: Option<&str>) -> Context {
 async fn request_whose_cache_is_behind_a_fresh_answer_waits_without_a_task() {
     let unconfirmed = Arc::<UnconfirmedWrites>::default();
     let request = Request::namespaced("ns", "a");
-    let behind = |context: &Context| {
-        let found = unconfirmed.begin(&request).behind(context.statuses());
-        found.map(|behind| behind.after)
+    let compare = |context: &Context| unconfirmed.begin(&request).compare(context.statuses());
+    let pause = |context: &Context| match compare(context) {
+        Comparison::Behind(behind) => behind.after,
+        other @ (Comparison::Held | Comparison::Unread(_)) => panic!("{other:?}"),
     };
     create(&unconfirmed, 201).await;
 
-    assert_eq!(behind(&with_pod(None)), Some(FIRST_PAUSE));
+    assert_eq!(pause(&with_pod(None)), FIRST_PAUSE);
     advance(Duration::from_millis(400)).await;
-    assert_eq!(behind(&with_pod(Some("6"))), Some(Duration::from_millis(400)), "the wait so far");
+    assert_eq!(pause(&with_pod(Some("6"))), Duration::from_millis(400), "the wait so far");
     advance(READ_DELAY).await;
-    assert_eq!(behind(&with_pod(Some("6"))), None, "the server is to be read");
+    assert!(matches!(compare(&with_pod(Some("6"))), Comparison::Unread(_)));
 
     create(&unconfirmed, 201).await;
-    assert_eq!(behind(&with_pod(Some("7"))), None);
+    assert!(matches!(compare(&with_pod(Some("7"))), Comparison::Held));
     create(&unconfirmed, 500).await;
-    assert_eq!(behind(&with_pod(None)), None, "the outcome is to be read");
+    assert!(matches!(compare(&with_pod(None)), Comparison::Unread(_)), "the outcome is unknown");
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +149,8 @@ async fn object_of_another_opaque_version_is_read_at_once() {
     create(&unconfirmed, 201).await;
     let is_read = |version: Option<&str>| {
         let context = with_pod_of(VersionOrder::Opaque, version);
-        unconfirmed.begin(&request).behind(context.statuses()).is_none()
+        let compared = unconfirmed.begin(&request).compare(context.statuses());
+        matches!(compared, Comparison::Unread(_))
     };
 
     assert!(!is_read(None));
@@ -156,7 +162,10 @@ async fn later_write_of_an_object_does_not_postpone_its_read() {
     let unconfirmed = Arc::<UnconfirmedWrites>::default();
     let request = Request::namespaced("ns", "a");
     create(&unconfirmed, 201).await;
-    let waits = || unconfirmed.begin(&request).behind(with_pod(Some("6")).statuses()).is_some();
+    let waits = || {
+        let compared = unconfirmed.begin(&request).compare(with_pod(Some("6")).statuses());
+        matches!(compared, Comparison::Behind(_))
+    };
     advance(READ_DELAY - Duration::from_secs(1)).await;
     create(&unconfirmed, 201).await;
     assert!(waits());
@@ -178,6 +187,6 @@ async fn write_during_a_comparison_replaces_the_earlier_one_of_its_object() {
     unconfirmed.state().writes_of(request.clone()).expect(written, unknown);
     drop(comparing);
 
-    let behind = unconfirmed.begin(&request).behind(with_pod(None).statuses());
-    assert!(behind.is_none(), "the outcome is to be read: {behind:?}");
+    let compared = unconfirmed.begin(&request).compare(with_pod(None).statuses());
+    assert!(matches!(compared, Comparison::Unread(_)), "the outcome is unknown: {compared:?}");
 }
