@@ -1,11 +1,12 @@
 //! Subscriber: an informer's record of one subscription, with its interests and its scan.
 
-use std::{collections::HashMap, sync::Arc};
+mod moving;
 
-use foldhash::quality::RandomState;
+use std::sync::Arc;
 
+use self::moving::MovingTable;
 use super::{
-    Delta, Header, Interest, InterestName, ObjectKey, Store,
+    Change, Header, Interest, ObjectKey, Store,
     interest::{InterestHolder, InterestIndex, SubscriberId},
     mailbox::Mailbox,
 };
@@ -23,8 +24,8 @@ pub(super) struct Subscriber {
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
-    /// Interests that were set after the join, by their names.
-    pub(super) moving: HashMap<Arc<InterestName>, Vec<Interest>, RandomState>,
+    /// Interests that were set after the join.
+    pub(super) moving: MovingTable,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,
@@ -51,38 +52,23 @@ impl Subscriber {
             mailbox: Arc::new(Mailbox::new()),
             deliver,
             whole,
-            moving: HashMap::default(),
+            moving: MovingTable::default(),
             fill,
             cursor: Cursor::At(None),
         }
-    }
-
-    /// Returns an index of all interests whose objects are delivered.
-    pub(super) fn interests(&self) -> InterestIndex<InterestHolder> {
-        let holder = |name| InterestHolder { subscriber: self.id, name };
-        let mut own = InterestIndex::default();
-        for interest in &self.deliver {
-            own.insert(interest, holder(None));
-        }
-        for (name, interests) in &self.moving {
-            for interest in interests {
-                own.insert(interest, holder(Some(Arc::clone(name))));
-            }
-        }
-        own
     }
 
     /// Delivers a change that concerns the subscriber.
     ///
     /// A change of an object that the scan has not reached is left to the scan. A deletion is
     /// delivered in any case: the subscriber may know the object from the store.
-    pub(super) fn deliver(&self, change: Delta) {
+    pub(super) fn deliver(&self, change: Change) {
         match (&change.new, &change.old) {
             _ if !self.is_ahead(&change.key) => self.mailbox.push(change),
             (Some(new), _) if self.scans(new.header()) => self.mailbox.wake(),
             (None, Some(old)) if self.scans(old.header()) => self.mailbox.push_unseen(change),
             (Some(_), Some(old)) if self.scans(old.header()) => {
-                self.mailbox.push(Delta { initial: false, ..change });
+                self.mailbox.push(Change { initial: false, ..change });
             }
             (_, _) => self.mailbox.push(change),
         }
@@ -125,11 +111,11 @@ impl Subscriber {
         }
         let scanned = store.after(cursor.as_ref(), &self.deliver, EXAMINED);
         for object in scanned.objects {
-            // Without moving interests there are no names.
+            // Most subscribers that scan have no moving interests.
             let index = Some(index).filter(|_| !self.moving.is_empty());
-            let names = index.and_then(|index| index.concerned(self.id, object.header()));
-            let (key, interests) = (object.key().clone(), names.unwrap_or_default());
-            let created = Delta { key, old: None, new: Some(object), initial: true, interests };
+            let interests = index.and_then(|index| index.concerned(self.id, object.header()));
+            let (key, interests) = (object.key().clone(), interests.unwrap_or_default());
+            let created = Change { key, old: None, new: Some(object), initial: true, interests };
             self.mailbox.push(created);
         }
         let moved = scanned.last.is_some();
