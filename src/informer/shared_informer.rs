@@ -587,7 +587,7 @@ impl InformerContents {
             let others = others.filter_map(|holder| holder.named);
             let mut interests: Vec<_> = named.into_iter().chain(others).collect();
             dedup(&mut interests);
-            if let Some(subscriber) = self.subscribers.get(&id) {
+            if let Some(subscriber) = self.subscribers.get_mut(&id) {
                 subscriber.deliver(Change {
                     key: key.clone(),
                     old: old.cloned(),

@@ -2,12 +2,12 @@
 
 mod moving;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use self::moving::MovingTable;
 use super::{
     Change, Header, Interest, ObjectKey, Store,
-    interest::{InterestHolder, InterestIndex, SubscriberId},
+    interest::{InterestHolder, InterestIndex, NamedInterests, SubscriberId, dedup},
     mailbox::Mailbox,
 };
 
@@ -29,6 +29,8 @@ pub(super) struct Subscriber {
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,
+    // Moving interests in earlier states of objects that the scan has to find.
+    owed: HashMap<ObjectKey, NamedInterests>,
 }
 
 /// Position of a scan of the store in the order of keys.
@@ -55,6 +57,7 @@ impl Subscriber {
             moving: MovingTable::default(),
             fill,
             cursor: Cursor::At(None),
+            owed: HashMap::new(),
         }
     }
 
@@ -62,10 +65,17 @@ impl Subscriber {
     ///
     /// A change of an object that the scan has not reached is left to the scan. A deletion is
     /// delivered in any case: the subscriber may know the object from the store.
-    pub(super) fn deliver(&self, change: Change) {
+    pub(super) fn deliver(&mut self, mut change: Change) {
+        change.interests.extend(self.take_owed(&change.key));
         match (&change.new, &change.old) {
             _ if !self.is_ahead(&change.key) => self.mailbox.push(change),
-            (Some(new), _) if self.scans(new.header()) => self.mailbox.wake(),
+            (Some(new), _) if self.scans(new.header()) => {
+                if !change.interests.is_empty() {
+                    dedup(&mut change.interests);
+                    self.owed.insert(change.key, change.interests);
+                }
+                self.mailbox.wake();
+            }
             (None, Some(old)) if self.scans(old.header()) => self.mailbox.push_unseen(change),
             (Some(_), Some(old)) if self.scans(old.header()) => {
                 self.mailbox.push(Change { initial: false, ..change });
@@ -114,7 +124,10 @@ impl Subscriber {
             // Most subscribers that scan have no moving interests.
             let index = Some(index).filter(|_| !self.moving.is_empty());
             let interests = index.and_then(|index| index.concerned(self.id, object.header()));
-            let (key, interests) = (object.key().clone(), interests.unwrap_or_default());
+            let mut interests = interests.unwrap_or_default();
+            interests.extend(self.take_owed(object.key()));
+            dedup(&mut interests);
+            let key = object.key().clone();
             let created = Change { key, old: None, new: Some(object), initial: true, interests };
             self.mailbox.push(created);
         }
@@ -129,8 +142,16 @@ impl Subscriber {
         moved
     }
 
+    /// Takes the interests in earlier states of an object that was left to the scan.
+    fn take_owed(&mut self, key: &ObjectKey) -> NamedInterests {
+        // Nearly always empty.
+        if self.owed.is_empty() { Vec::new() } else { self.owed.remove(key).unwrap_or_default() }
+    }
+
     fn end_scan(&mut self) {
         self.cursor = Cursor::Done;
+        // Empty: the scan has found each of these objects.
+        self.owed = HashMap::new();
         self.mailbox.scanned();
     }
 

@@ -25,6 +25,7 @@ pub(crate) type NamedInterests = Vec<Arc<NamedInterest>>;
 
 /// Names of one interest. Most interests, such as that in the children of a parent, have one.
 #[derive(Debug)]
+#[expect(clippy::box_collection, reason = "a set is larger than one name")]
 enum Names {
     None,
     One(Arc<InterestName>),

@@ -115,6 +115,8 @@ struct View {
     known: BTreeMap<ObjectKey, Version>,
     /// Changes that concerned the subscriber since the last delivery of their object.
     due: BTreeMap<ObjectKey, Vec<Concerned>>,
+    /// Changes during the scan, whose parents may be named by the object that it finds.
+    scanned: BTreeMap<ObjectKey, Vec<Concerned>>,
 }
 
 struct Model {
@@ -214,7 +216,7 @@ impl View {
 
     /// Moves the interests of a parent.
     fn move_to(&mut self, parent: usize, interests: Vec<Interest>) {
-        for change in self.due.values_mut().flatten() {
+        for change in self.due.values_mut().chain(self.scanned.values_mut()).flatten() {
             change.kept.retain(|(of, interest)| *of != parent || interests.contains(interest));
         }
         self.moving.insert(parent, interests);
@@ -222,13 +224,9 @@ impl View {
 
     /// Checks the parents that a change names: those that had an interest in it, unless they have
     /// moved since, and no parent without such an interest.
-    fn check_names(&self, delta: &Delta, due: &[Concerned], stored: Option<&Object>) {
+    fn check_names(&mut self, delta: &Delta, due: &[Concerned], stored: Option<&Object>) {
         let names: BTreeSet<_> = delta.interests.iter().cloned().collect();
-        let kept = due.iter().flat_map(|change| &change.kept);
-        let needed: BTreeSet<_> = kept.map(|(parent, _)| name_of(*parent)).collect();
-        // A scan names the parents of the object that it finds.
-        let is_settled = due.iter().all(|change| change.settled);
-        assert!(!is_settled || names.is_superset(&needed), "{needed:?} of {names:?}: {due:?}");
+        let mut due = [self.scanned.remove(&delta.key).unwrap_or_default(), due.to_vec()].concat();
         // The scan finds the object of the store.
         let scanned = stored.filter(|_| due.first().is_none_or(|change| !change.settled));
         let may_be_named = |interests: &Vec<Interest>| {
@@ -239,6 +237,14 @@ impl View {
         let allowed = self.moving.iter().filter(|(_, interests)| may_be_named(interests));
         let allowed: BTreeSet<_> = allowed.map(|(parent, _)| name_of(*parent)).collect();
         assert!(names.is_subset(&allowed), "{names:?} of {allowed:?}: {due:?}");
+        for change in &mut due {
+            change.kept.retain(|(parent, _)| !names.contains(&name_of(*parent)));
+        }
+        if due.iter().all(|change| change.settled) {
+            assert!(due.iter().all(|change| change.kept.is_empty()), "{names:?} of {due:?}");
+        } else {
+            self.scanned.insert(delta.key.clone(), due);
+        }
     }
 
     fn keeps(&self, object: &Object) -> bool {
@@ -407,8 +413,9 @@ impl Model {
             Step::Join { deliver, whole } => {
                 let interests = Interests { deliver: deliver.clone(), whole: whole.clone() };
                 let joined = self.informer.join(interests).unwrap();
-                let (moving, known, due) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-                self.views.push(View { joined, deliver, whole, moving, known, due });
+                let (moving, known) = (BTreeMap::new(), BTreeMap::new());
+                let (due, scanned) = (BTreeMap::new(), BTreeMap::new());
+                self.views.push(View { joined, deliver, whole, moving, known, due, scanned });
             }
             Step::Leave { subscriber, linger } => {
                 if let Some(at) = some(&self.views, subscriber) {
@@ -552,6 +559,8 @@ impl Model {
                 assert_eq!(read.json().is_empty(), !view.keeps(object));
             }
             assert!(view.due.is_empty(), "{:?} concerned it and was not delivered", view.due);
+            let mut scanned = view.scanned.values().flatten();
+            assert!(scanned.all(|change| change.kept.is_empty()), "{:?}", view.scanned);
             let delivered = stored.iter().filter(|object| view.delivers(object));
             let delivered = delivered.map(|it| (it.key().clone(), identity(it))).collect();
             assert_eq!(view.known, delivered);

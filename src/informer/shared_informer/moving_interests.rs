@@ -350,4 +350,22 @@ mod tests {
         assert_eq!(joined.mailbox.pointers(), 1_000);
         assert_eq!(names(&joined).unwrap().split(' ').count(), 1_000);
     }
+
+    #[test]
+    fn change_ahead_of_a_scan_names_the_owner_before_it() {
+        let harness = Harness::new();
+        harness.put(&child(1).controller("a"));
+        let everything = Interests { deliver: vec![Interest::Everything], whole: Vec::new() };
+        let joined = harness.informer.join(everything).unwrap();
+        for name in ["a", "b"] {
+            harness.set(&joined, name, vec![owned(name)]);
+        }
+
+        harness.put(&child(2).controller("b"));
+        harness.put(&child(3).controller("stranger"));
+        while harness.informer.scan(joined.id) {}
+
+        assert_eq!(names(&joined).as_deref(), Some("a b"));
+        assert_eq!(names(&joined), None);
+    }
 }
