@@ -4,6 +4,7 @@
 //! [`Subscription`]; the watch closes when the last one has been dropped for the linger time, or at
 //! once when the type is gone.
 
+mod change;
 mod classify;
 mod decode;
 mod delta;
@@ -44,6 +45,7 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
+pub(crate) use change::Change;
 pub(crate) use decode::is_in_headers;
 pub use delta::Delta;
 pub use index::Index;

@@ -85,13 +85,13 @@
 //! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`), whole or as a
 //!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
 //!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
-//!    concerns, with the names of their interests, such as parents
-//!    (`src/informer/shared_informer.rs::deliver`, by the index of
+//!    concerns, with their interests (`src/informer/shared_informer.rs::deliver`, by the index of
 //!    `src/informer/interest.rs::visit`). The mailbox of a subscriber merges the unseen changes of
 //!    one object (`src/informer/pending.rs`).
-//! 5. The source of a controller receives the change
-//!    (`src/controller/source/kind/run.rs::deliver`), applies predicates
-//!    (`src/controller/source/mapping.rs::map_change`) and maps it to requests
+//! 5. The source of a controller receives the change with the names of its interests, such as
+//!    parents (`src/informer/change.rs::into_delta`). It delivers the change
+//!    (`src/controller/source/kind/run.rs::deliver`): it applies predicates
+//!    (`src/controller/source/mapping.rs::map_change`), and maps the change to requests
 //!    (`src/controller/handler.rs`). A declared controller builds its sources in
 //!    `src/meta/runnable.rs::add_parents` and `src/meta/runnable.rs::add_children`. A change of
 //!    a child names its parents.

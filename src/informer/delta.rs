@@ -37,7 +37,8 @@ pub struct Delta {
     /// list.
     pub initial: bool,
     /// Names of the moving interests that the object concerned at any of the merged changes, before
-    /// or after it: those for which to reconcile, by [`MovingInterests`](super::MovingInterests).
+    /// or after it: those for which to reconcile, by [`MovingInterests`](super::MovingInterests). A
+    /// name that has moved to other interests since then is left out, as it reads the store.
     pub interests: Vec<Arc<InterestName>>,
 }
 

@@ -1,9 +1,18 @@
 //! Interest: the objects that concern a subscriber, and the index that routes a change by it.
 
-use std::{collections::HashMap, hash::Hash, slice, sync::Arc};
+mod named;
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash, Hasher},
+    mem, slice,
+    sync::Arc,
+};
 
 use foldhash::quality::RandomState;
 use kube::core::Expression;
+
+pub(super) use self::named::{NamedInterest, NamedInterests, dedup, names};
 
 use super::{Header, ObjectKey, Selector};
 use crate::kind::GroupKind;
@@ -56,9 +65,6 @@ impl From<ObjectKey> for InterestName {
     }
 }
 
-/// Names of moving interests. A subscriber's name has one pointer from its declaration to its removal.
-pub(super) type InterestNames = Vec<Arc<InterestName>>;
-
 /// Identity of a subscriber in its informer, by which its interests are indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SubscriberId(pub(super) u64);
@@ -67,19 +73,14 @@ pub(super) struct SubscriberId(pub(super) u64);
 #[derive(Clone, Debug)]
 pub(super) struct InterestHolder {
     pub(super) subscriber: SubscriberId,
-    /// Name of a moving interest; `None` for an interest that the subscription began with.
-    pub(super) name: Option<Arc<InterestName>>,
+    /// Moving interest; `None` for an interest that the subscription began with.
+    pub(super) named: Option<Arc<NamedInterest>>,
 }
 
-/// By the pointer of the name: thousands of parents may hold one interest.
 impl PartialEq for InterestHolder {
     fn eq(&self, other: &Self) -> bool {
-        let is_same_name = match (&self.name, &other.name) {
-            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
-            (None, None) => true,
-            (Some(_), None) | (None, Some(_)) => false,
-        };
-        self.subscriber == other.subscriber && is_same_name
+        self.subscriber == other.subscriber
+            && self.named.as_ref().map(Arc::as_ptr) == other.named.as_ref().map(Arc::as_ptr)
     }
 }
 
@@ -151,9 +152,41 @@ impl Interest {
             | Self::NamedAnywhere(_) => false,
         }
     }
+
+    /// Returns a hash that equal interests share. It reads two values of a requirement, which may
+    /// have thousands, and no bound of a number.
+    pub(super) fn hash(&self, state: &impl BuildHasher) -> u64 {
+        let mut hasher = state.build_hasher();
+        mem::discriminant(self).hash(&mut hasher);
+        match self {
+            Self::Everything => {}
+            Self::OwnerKind(kind) => kind.hash(&mut hasher),
+            Self::OwnerUid(uid) => uid.hash(&mut hasher),
+            Self::Selected(selection) | Self::Orphans(selection) => selection.hash(&mut hasher),
+            Self::Named(key) => key.hash(&mut hasher),
+            Self::NamedAnywhere(name) => name.hash(&mut hasher),
+        }
+        hasher.finish()
+    }
 }
 
 impl Selection {
+    fn hash(&self, hasher: &mut impl Hasher) {
+        self.namespace.hash(hasher);
+        for expression in self.selector.expressions() {
+            mem::discriminant(expression).hash(hasher);
+            match expression {
+                Expression::In(key, values) | Expression::NotIn(key, values) => {
+                    (key, values.len(), values.first(), values.last()).hash(hasher);
+                }
+                Expression::Equal(key, value) | Expression::NotEqual(key, value) => {
+                    (key, value).hash(hasher);
+                }
+                Expression::Exists(key) | Expression::DoesNotExist(key) => key.hash(hasher),
+            }
+        }
+    }
+
     fn selects(&self, object: &Header) -> bool {
         (self.namespace.is_none() || self.namespace == object.key.namespace)
             && self.selector.matches(&object.labels)
@@ -367,6 +400,20 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         self.owner_kinds.contains_key(kind)
     }
 
+    /// Returns whether no place has an interest.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.everything.is_empty()
+            && self.owner_kinds.is_empty()
+            && self.owner_uids.is_empty()
+            && self.named.is_empty()
+            && self.names.is_empty()
+            && self.labelled.is_empty()
+            && self.by_label_key.is_empty()
+            && self.by_namespace.is_empty()
+            && self.unindexed.is_empty()
+    }
+
     /// Number of interests that are routed by these values of a label, or by their label key.
     fn routed_count(&self, key: &str, values: &[&str], namespace: Option<&str>) -> usize {
         if values.len() > VALUES_MAX {
@@ -379,28 +426,20 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
 }
 
 impl InterestIndex<InterestHolder> {
-    /// Returns the names of a subscriber's moving interests in an object; `None` if no interest of
-    /// the subscriber concerns it.
-    pub(super) fn concerned(&self, id: SubscriberId, object: &Header) -> Option<InterestNames> {
+    /// Returns the moving interests of a subscriber in an object; `None` if no interest of the
+    /// subscriber concerns it.
+    pub(super) fn concerned(&self, id: SubscriberId, object: &Header) -> Option<NamedInterests> {
         let mut found = None;
         self.visit(object, |holder| {
             if holder.subscriber == id {
-                found.get_or_insert_with(Vec::new).extend(holder.name.clone());
+                found.get_or_insert_with(Vec::new).extend(holder.named.clone());
             }
         });
-        if let Some(names) = &mut found {
-            dedup(names);
+        if let Some(interests) = &mut found {
+            dedup(interests);
         }
         found
     }
-}
-
-/// Removes repeated pointers to names: a change may concern thousands of parents, and their
-/// keys would be compared under the lock of the informer.
-pub(super) fn dedup(names: &mut InterestNames) {
-    // Stable, since sorted parts are merged in one pass.
-    names.sort_by_key(Arc::as_ptr);
-    names.dedup_by_key(|name| Arc::as_ptr(name));
 }
 
 impl<T> Default for InterestIndex<T> {
@@ -556,11 +595,7 @@ mod tests {
                     index.remove(interest, holder);
                 }
             }
-            prop_assert!(index.labelled.is_empty() && index.unindexed.is_empty());
-            prop_assert!(index.owner_kinds.is_empty() && index.owner_uids.is_empty());
-            prop_assert!(index.named.is_empty() && index.everything.is_empty());
-            prop_assert!(index.names.is_empty() && index.by_namespace.is_empty());
-            prop_assert!(index.by_label_key.is_empty());
+            prop_assert!(index.is_empty());
         }
     }
 

@@ -5,7 +5,7 @@ use std::{future::pending, iter, mem};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-use super::{Delta, EndReason, Object, interest::InterestNames, pending::PendingChanges};
+use super::{Change, EndReason, Object, interest::NamedInterests, pending::PendingChanges};
 
 /// Mailbox of one subscriber. The informer adds changes; the subscriber's own scan of the store
 /// adds the objects that exist. Bounded by the number of changed objects, plus a limit of unseen
@@ -57,7 +57,7 @@ impl Mailbox {
         mailbox
     }
 
-    pub(super) fn push(&self, change: Delta) {
+    pub(super) fn push(&self, change: Change) {
         let mut state = self.lock();
         state.pending.push(change);
         self.publish(&state);
@@ -66,7 +66,7 @@ impl Mailbox {
     }
 
     /// Adds the deletion of an object that the scan has not reached.
-    pub(super) fn push_unseen(&self, deletion: Delta) {
+    pub(super) fn push_unseen(&self, deletion: Change) {
         let mut state = self.lock();
         state.pending.push_unseen(deletion);
         self.publish(&state);
@@ -75,7 +75,7 @@ impl Mailbox {
     }
 
     /// Adds resyncs of objects of the store. Without effect once the subscription has ended.
-    pub(super) fn resync(&self, objects: impl Iterator<Item = (Object, InterestNames)>) {
+    pub(super) fn resync(&self, objects: impl Iterator<Item = (Object, NamedInterests)>) {
         let mut state = self.lock();
         if state.ended.is_some() {
             return;
@@ -125,20 +125,26 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    pub(super) fn take(&self) -> Option<Result<Delta, EndReason>> {
+    pub(super) fn take(&self) -> Option<Result<Change, EndReason>> {
         let mut state = self.lock();
         if let Some(ended) = &state.ended {
             return Some(Err(ended.clone()));
         }
-        let delta = state.pending.pop()?;
+        let change = state.pending.pop()?;
         self.publish(&state);
-        Some(Ok(delta))
+        Some(Ok(change))
     }
 
     /// Takes all pending changes, also after the end.
-    pub(super) fn take_pending(&self) -> Vec<Delta> {
+    pub(super) fn take_pending(&self) -> Vec<Change> {
         let mut pending = mem::take(&mut self.lock().pending);
         iter::from_fn(|| pending.pop()).collect()
+    }
+
+    /// Returns the number of pointers to interests in all pending changes.
+    #[cfg(test)]
+    pub(super) fn pointers(&self) -> usize {
+        self.lock().pending.pointers()
     }
 
     fn publish(&self, state: &MailboxState) {

@@ -10,8 +10,8 @@ use std::{
 use foldhash::quality::RandomState;
 
 use super::{
-    Delta, Object, ObjectKey,
-    interest::{InterestNames, dedup},
+    Change, Object, ObjectKey,
+    interest::{NamedInterests, dedup},
 };
 
 /// Maximum number of unseen deletions: objects that were created and deleted between two pops. A
@@ -23,7 +23,7 @@ const GONE_MAX: usize = 10_000;
 #[derive(Debug, Default)]
 pub(super) struct PendingChanges {
     // Changes by arrival.
-    deltas: BTreeMap<u64, PendingDelta>,
+    changes: BTreeMap<u64, PendingChange>,
     // Arrivals of deleted objects whose creation was not popped.
     gone: BTreeSet<u64>,
     arrivals: HashMap<ObjectKey, u64, RandomState>,
@@ -32,8 +32,8 @@ pub(super) struct PendingChanges {
 }
 
 #[derive(Debug)]
-struct PendingDelta {
-    delta: Delta,
+struct PendingChange {
+    change: Change,
     /// True if `old` was created and deleted without being popped.
     unseen: bool,
 }
@@ -45,51 +45,51 @@ impl PendingChanges {
     /// existing entry keeps its own `old`, and has the names of all its changes. An object that was
     /// created and deleted between two pops stays as a deletion: a client that created or read it
     /// needs the deletion. Only the last [`GONE_MAX`] of these are kept.
-    pub(super) fn push(&mut self, delta: Delta) {
-        if let Some(&arrival) = self.arrivals.get(&delta.key) {
-            self.merge(arrival, delta);
+    pub(super) fn push(&mut self, change: Change) {
+        if let Some(&arrival) = self.arrivals.get(&change.key) {
+            self.merge(arrival, change);
             return;
         }
-        if delta.old.is_none() && delta.new.is_none() {
+        if change.old.is_none() && change.new.is_none() {
             return;
         }
         let arrival = self.next_arrival;
         self.next_arrival += 1;
-        self.initial += usize::from(delta.initial);
-        self.arrivals.insert(delta.key.clone(), arrival);
-        self.deltas.insert(arrival, PendingDelta { delta, unseen: false });
+        self.initial += usize::from(change.initial);
+        self.arrivals.insert(change.key.clone(), arrival);
+        self.changes.insert(arrival, PendingChange { change, unseen: false });
     }
 
     /// Adds a resync of an object of the store: an update without a difference. Without effect on
     /// an object whose change is pending.
-    pub(super) fn push_resync(&mut self, object: Object, interests: InterestNames) {
+    pub(super) fn push_resync(&mut self, object: Object, interests: NamedInterests) {
         let key = object.key().clone();
         if !self.arrivals.contains_key(&key) {
             let (old, new) = (Some(object.clone()), Some(object));
-            self.push(Delta { key, old, new, initial: false, interests });
+            self.push(Change { key, old, new, initial: false, interests });
         }
     }
 
     /// Adds the deletion of an object that has no entry and that the subscriber has not seen.
-    pub(super) fn push_unseen(&mut self, deletion: Delta) {
-        let deletion = Delta { initial: false, ..deletion };
+    pub(super) fn push_unseen(&mut self, deletion: Change) {
+        let deletion = Change { initial: false, ..deletion };
         if !self.arrivals.contains_key(&deletion.key) {
-            self.push(Delta { old: None, new: deletion.old.clone(), ..deletion.clone() });
+            self.push(Change { old: None, new: deletion.old.clone(), ..deletion.clone() });
         }
         self.push(deletion);
     }
 
-    fn merge(&mut self, arrival: u64, change: Delta) {
-        let Some(PendingDelta { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
-        let Delta { old, new, interests, .. } = change;
-        delta.interests.extend(interests);
-        dedup(&mut delta.interests);
+    fn merge(&mut self, arrival: u64, later: Change) {
+        let Some(PendingChange { change, unseen }) = self.changes.get_mut(&arrival) else { return };
+        let Change { old, new, interests, .. } = later;
+        change.interests.extend(interests);
+        dedup(&mut change.interests);
         match &new {
-            None if *unseen || delta.old.is_none() => {
+            None if *unseen || change.old.is_none() => {
                 *unseen = true;
                 // After a second deletion, `old` is the object's state before that deletion.
-                delta.old = old.or_else(|| delta.old.take());
-                self.initial -= usize::from(mem::take(&mut delta.initial));
+                change.old = old.or_else(|| change.old.take());
+                self.initial -= usize::from(mem::take(&mut change.initial));
                 self.gone.insert(arrival);
             }
             Some(back) if *unseen => {
@@ -97,30 +97,30 @@ impl PendingChanges {
                 let is_same = |old: &mut Object| old.header().uid == back.header().uid;
                 // Same uid: the object left the watched set and returned. It is new to the
                 // subscriber.
-                *unseen = delta.old.take_if(is_same).is_none();
+                *unseen = change.old.take_if(is_same).is_none();
             }
             Some(_) | None => {}
         }
-        delta.new = new;
+        change.new = new;
         if self.gone.len() > GONE_MAX
-            && let Some(waiting) = self.gone.pop_first().and_then(|it| self.deltas.remove(&it))
+            && let Some(waiting) = self.gone.pop_first().and_then(|it| self.changes.remove(&it))
         {
-            self.arrivals.remove(&waiting.delta.key);
+            self.arrivals.remove(&waiting.change.key);
         }
     }
 
     /// Removes the oldest change; the subscriber has now seen it.
-    pub(super) fn pop(&mut self) -> Option<Delta> {
-        let (arrival, PendingDelta { delta, .. }) = self.deltas.pop_first()?;
+    pub(super) fn pop(&mut self) -> Option<Change> {
+        let (arrival, PendingChange { change, .. }) = self.changes.pop_first()?;
         self.gone.remove(&arrival);
-        self.arrivals.remove(&delta.key);
-        self.initial -= usize::from(delta.initial);
-        if self.deltas.is_empty() {
+        self.arrivals.remove(&change.key);
+        self.initial -= usize::from(change.initial);
+        if self.changes.is_empty() {
             // Frees the capacity that a burst used, and the last node of the map.
             self.arrivals = HashMap::default();
-            self.deltas = BTreeMap::new();
+            self.changes = BTreeMap::new();
         }
-        Some(delta)
+        Some(change)
     }
 
     /// Returns the number of initial changes that have not been popped.
@@ -131,7 +131,13 @@ impl PendingChanges {
     /// Returns the number of changed objects.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.deltas.len()
+        self.changes.len()
+    }
+
+    /// Returns the number of pointers to interests in all changes.
+    #[cfg(test)]
+    pub(super) fn pointers(&self) -> usize {
+        self.changes.values().map(|waiting| waiting.change.interests.len()).sum()
     }
 }
 
@@ -146,7 +152,7 @@ mod tests {
         object.map(|object| object.header().resource_version.parse().unwrap())
     }
 
-    fn seen(delta: Option<Delta>) -> (String, Option<u64>, Option<u64>) {
+    fn seen(delta: Option<Change>) -> (String, Option<u64>, Option<u64>) {
         let delta = delta.unwrap();
         (delta.key.to_string(), version(delta.old.as_ref()), version(delta.new.as_ref()))
     }
@@ -155,8 +161,8 @@ mod tests {
         Fixture::new(name).version(version).object()
     }
 
-    fn delta(key: ObjectKey, old: Option<Object>, new: Option<Object>) -> Delta {
-        Delta { key, old, new, initial: false, interests: Vec::new() }
+    fn delta(key: ObjectKey, old: Option<Object>, new: Option<Object>) -> Change {
+        Change { key, old, new, initial: false, interests: Vec::new() }
     }
 
     fn change(pending: &mut PendingChanges, name: &str, old: Option<u64>, new: Option<u64>) {
@@ -293,7 +299,7 @@ mod tests {
         let mut pending = PendingChanges::default();
         for name in ["a", "b"] {
             let created = delta(ObjectKey::cluster(name), None, Some(object(name, 1)));
-            pending.push(Delta { initial: true, ..created });
+            pending.push(Change { initial: true, ..created });
         }
         change(&mut pending, "c", None, Some(2));
 

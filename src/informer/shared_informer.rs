@@ -23,9 +23,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Delta, EndReason, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
+    Change, EndReason, Header, InformerKey, InformerProgress, Interest, Interests, Linger, Object,
     ObjectError, ObjectKey, Store,
-    interest::{InterestHolder, InterestIndex, InterestNames, SubscriberId, dedup},
+    interest::{InterestHolder, InterestIndex, NamedInterests, SubscriberId, dedup},
     mailbox::Mailbox,
     objects::ListNumber,
     retention::Retention,
@@ -159,7 +159,7 @@ impl SharedInformer {
             self.relist_wanted.send_replace(true);
         }
         state.retention.join(&whole);
-        let holder = InterestHolder { subscriber: id, name: None };
+        let holder = InterestHolder { subscriber: id, named: None };
         for interest in &deliver {
             state.index.insert(interest, holder.clone());
         }
@@ -183,15 +183,12 @@ impl SharedInformer {
         let left = state.subscribers.remove(&id);
         let last = left.is_some() && state.subscribers.is_empty();
         if let Some(left) = &left {
-            let mut holder = InterestHolder { subscriber: id, name: None };
+            let holder = InterestHolder { subscriber: id, named: None };
             for interest in &left.deliver {
                 state.index.remove(interest, &holder);
             }
-            for (name, interests) in &left.moving {
-                holder.name = Some(Arc::clone(name));
-                for interest in interests {
-                    freed.extend(self.remove_interest(&mut state, interest, &holder));
-                }
+            for interest in left.moving.all() {
+                freed.extend(self.remove_interest(&mut state, id, interest));
             }
             let linger = match linger {
                 Linger::Default => self.linger,
@@ -243,33 +240,29 @@ impl SharedInformer {
             if is_static {
                 return Some((object, Vec::new()));
             }
-            let names = state.index.concerned(id, object.header())?;
-            Some((object, names))
+            let interests = state.index.concerned(id, object.header())?;
+            Some((object, interests))
         });
         subscriber.mailbox.resync(concerned);
         scanned.last.filter(|_| !scanned.end)
     }
 
-    /// Returns the names of a subscriber's moving interests in an object.
-    pub(super) fn names(&self, id: SubscriberId, object: &Header) -> InterestNames {
+    /// Returns the moving interests of a subscriber in an object.
+    pub(super) fn interests_in(&self, id: SubscriberId, object: &Header) -> NamedInterests {
         self.lock().index.concerned(id, object).unwrap_or_default()
     }
 
-    /// Returns the stored objects that concern a subscriber now, as initial changes, with the names
-    /// in their order.
-    pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Delta> {
-        let state = self.lock();
-        let Some(subscriber) = state.subscribers.get(&id) else { return Vec::new() };
-        let (own, examined) = (subscriber.interests(), examined(subscriber).into_owned());
-        drop(state);
+    /// Returns the stored objects that concern a subscriber now, as initial changes.
+    pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Change> {
         let (mut concerned, mut cursor) = (Vec::new(), None);
         loop {
-            let scanned = self.store.after(cursor.as_ref(), &examined, REDUCED);
+            let state = self.lock();
+            let Some(subscriber) = state.subscribers.get(&id) else { return concerned };
+            let scanned = self.store.after(cursor.as_ref(), &examined(subscriber), REDUCED);
             concerned.extend(scanned.objects.into_iter().filter_map(|object| {
-                let mut interests = own.concerned(id, object.header())?;
-                interests.sort_unstable();
+                let interests = state.index.concerned(id, object.header())?;
                 let (key, new) = (object.key().clone(), Some(object));
-                Some(Delta { key, old: None, new, initial: true, interests })
+                Some(Change { key, old: None, new, initial: true, interests })
             }));
             if scanned.end {
                 return concerned;
@@ -580,8 +573,8 @@ impl InformerContents {
         }
     }
 
-    /// Delivers a change to the subscribers that the old or the new object concerns, with the names
-    /// of their moving interests.
+    /// Delivers a change to the subscribers that the old or the new object concerns, with their
+    /// moving interests.
     fn deliver(&mut self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         let visited = &mut self.visited;
         for object in [old, new].into_iter().flatten() {
@@ -589,13 +582,13 @@ impl InformerContents {
         }
         visited.sort_unstable_by_key(|holder| holder.subscriber);
         let mut visited = visited.drain(..).peekable();
-        while let Some(InterestHolder { subscriber: id, name }) = visited.next() {
+        while let Some(InterestHolder { subscriber: id, named }) = visited.next() {
             let others = iter::from_fn(|| visited.next_if(|holder| holder.subscriber == id));
-            let others = others.filter_map(|holder| holder.name);
-            let mut interests: Vec<_> = name.into_iter().chain(others).collect();
+            let others = others.filter_map(|holder| holder.named);
+            let mut interests: Vec<_> = named.into_iter().chain(others).collect();
             dedup(&mut interests);
-            if let Some(subscriber) = self.subscribers.get(&id) {
-                subscriber.deliver(Delta {
+            if let Some(subscriber) = self.subscribers.get_mut(&id) {
+                subscriber.deliver(Change {
                     key: key.clone(),
                     old: old.cloned(),
                     new: new.cloned(),

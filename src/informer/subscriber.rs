@@ -1,12 +1,13 @@
 //! Subscriber: an informer's record of one subscription, with its interests and its scan.
 
+mod moving;
+
 use std::{collections::HashMap, sync::Arc};
 
-use foldhash::quality::RandomState;
-
+use self::moving::MovingTable;
 use super::{
-    Delta, Header, Interest, InterestName, ObjectKey, Store,
-    interest::{InterestHolder, InterestIndex, SubscriberId},
+    Change, Header, Interest, ObjectKey, Store,
+    interest::{InterestHolder, InterestIndex, NamedInterests, SubscriberId, dedup},
     mailbox::Mailbox,
 };
 
@@ -23,11 +24,13 @@ pub(super) struct Subscriber {
     pub(super) deliver: Vec<Interest>,
     /// Interests whose objects are kept whole.
     pub(super) whole: Vec<Interest>,
-    /// Interests that were set after the join, by their names.
-    pub(super) moving: HashMap<Arc<InterestName>, Vec<Interest>, RandomState>,
+    /// Interests that were set after the join.
+    pub(super) moving: MovingTable,
     // Number of the requested list that makes its objects whole; 0 if they are.
     fill: u64,
     cursor: Cursor,
+    // Moving interests in earlier states of objects that the scan has to find.
+    owed: HashMap<ObjectKey, NamedInterests>,
 }
 
 /// Position of a scan of the store in the order of keys.
@@ -51,38 +54,31 @@ impl Subscriber {
             mailbox: Arc::new(Mailbox::new()),
             deliver,
             whole,
-            moving: HashMap::default(),
+            moving: MovingTable::default(),
             fill,
             cursor: Cursor::At(None),
+            owed: HashMap::new(),
         }
-    }
-
-    /// Returns an index of all interests whose objects are delivered.
-    pub(super) fn interests(&self) -> InterestIndex<InterestHolder> {
-        let holder = |name| InterestHolder { subscriber: self.id, name };
-        let mut own = InterestIndex::default();
-        for interest in &self.deliver {
-            own.insert(interest, holder(None));
-        }
-        for (name, interests) in &self.moving {
-            for interest in interests {
-                own.insert(interest, holder(Some(Arc::clone(name))));
-            }
-        }
-        own
     }
 
     /// Delivers a change that concerns the subscriber.
     ///
     /// A change of an object that the scan has not reached is left to the scan. A deletion is
     /// delivered in any case: the subscriber may know the object from the store.
-    pub(super) fn deliver(&self, change: Delta) {
+    pub(super) fn deliver(&mut self, mut change: Change) {
+        change.interests.extend(self.take_owed(&change.key));
         match (&change.new, &change.old) {
             _ if !self.is_ahead(&change.key) => self.mailbox.push(change),
-            (Some(new), _) if self.scans(new.header()) => self.mailbox.wake(),
+            (Some(new), _) if self.scans(new.header()) => {
+                if !change.interests.is_empty() {
+                    dedup(&mut change.interests);
+                    self.owed.insert(change.key, change.interests);
+                }
+                self.mailbox.wake();
+            }
             (None, Some(old)) if self.scans(old.header()) => self.mailbox.push_unseen(change),
             (Some(_), Some(old)) if self.scans(old.header()) => {
-                self.mailbox.push(Delta { initial: false, ..change });
+                self.mailbox.push(Change { initial: false, ..change });
             }
             (_, _) => self.mailbox.push(change),
         }
@@ -125,11 +121,14 @@ impl Subscriber {
         }
         let scanned = store.after(cursor.as_ref(), &self.deliver, EXAMINED);
         for object in scanned.objects {
-            // Without moving interests there are no names.
+            // Most subscribers that scan have no moving interests.
             let index = Some(index).filter(|_| !self.moving.is_empty());
-            let names = index.and_then(|index| index.concerned(self.id, object.header()));
-            let (key, interests) = (object.key().clone(), names.unwrap_or_default());
-            let created = Delta { key, old: None, new: Some(object), initial: true, interests };
+            let interests = index.and_then(|index| index.concerned(self.id, object.header()));
+            let mut interests = interests.unwrap_or_default();
+            interests.extend(self.take_owed(object.key()));
+            dedup(&mut interests);
+            let key = object.key().clone();
+            let created = Change { key, old: None, new: Some(object), initial: true, interests };
             self.mailbox.push(created);
         }
         let moved = scanned.last.is_some();
@@ -143,8 +142,16 @@ impl Subscriber {
         moved
     }
 
+    /// Takes the interests in earlier states of an object that was left to the scan.
+    fn take_owed(&mut self, key: &ObjectKey) -> NamedInterests {
+        // Nearly always empty.
+        if self.owed.is_empty() { Vec::new() } else { self.owed.remove(key).unwrap_or_default() }
+    }
+
     fn end_scan(&mut self) {
         self.cursor = Cursor::Done;
+        // Empty: the scan has found each of these objects.
+        self.owed = HashMap::new();
         self.mailbox.scanned();
     }
 

@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{
-    Delta, EndReason, Header, InformerKey, InformerProgress, Interest, InterestName, Interests,
-    Linger, Object, ObjectKey, Store,
-    interest::{InterestNames, SubscriberId},
+    Change, Delta, EndReason, Header, InformerKey, InformerProgress, Interest, InterestName,
+    Interests, Linger, Object, ObjectKey, Store,
+    interest::{NamedInterests, SubscriberId},
     mailbox::{Extent, Mailbox},
     shared_informer::{JoinedSubscription, SharedInformer},
     shared_set::SharedSet,
@@ -110,7 +110,7 @@ impl Subscription {
                     if self.mailbox.needs_scan() {
                         self.informer.scan(self.id);
                     }
-                    return result.map(|delta| self.view(delta));
+                    return result.map(|change| self.view(change).into_delta());
                 }
                 // A scan of many objects that do not concern the subscriber.
                 None if scanned => tokio::task::coop::consume_budget().await,
@@ -120,21 +120,16 @@ impl Subscription {
         }
     }
 
-    /// Returns a change as this subscription keeps the object, regardless of other subscriptions,
-    /// with each name once, in their order.
-    fn view(&self, delta: Delta) -> Delta {
+    /// Returns a change as this subscription keeps the object, regardless of other subscriptions.
+    fn view(&self, change: Change) -> Change {
         let view = |object: Option<Object>| object.map(|object| self.store.view(object));
-        let mut interests = delta.interests;
-        interests.sort_unstable();
-        // A name that was removed and set again has two pointers.
-        interests.dedup();
-        Delta { old: view(delta.old), new: view(delta.new), interests, ..delta }
+        Change { old: view(change.old), new: view(change.new), ..change }
     }
 
     /// Takes the changes that [`Subscription::next`] has not returned, also after the informer has
     /// ended. No scan is continued: an object that it has not reached is in the store only.
-    pub(crate) fn take_pending(&self) -> Vec<Delta> {
-        self.mailbox.take_pending().into_iter().map(|delta| self.view(delta)).collect()
+    pub(crate) fn take_pending(&self) -> Vec<Change> {
+        self.mailbox.take_pending().into_iter().map(|change| self.view(change)).collect()
     }
 
     /// Waits until the informer's first list is complete; until then the store is partial. Never
@@ -165,13 +160,13 @@ impl Subscription {
     }
 
     /// Returns the stored objects that concern the subscription now, as initial changes.
-    pub(crate) fn concerned(&self) -> Vec<Delta> {
+    pub(crate) fn concerned(&self) -> Vec<Change> {
         self.informer.concerned(self.id)
     }
 
-    /// Returns the names of the moving interests in an object.
-    pub(crate) fn names(&self, object: &Header) -> InterestNames {
-        self.informer.names(self.id, object)
+    /// Returns the moving interests in an object.
+    pub(crate) fn interests_in(&self, object: &Header) -> NamedInterests {
+        self.informer.interests_in(self.id, object)
     }
 
     /// Returns the number of objects that a resync of all objects examines.
@@ -249,6 +244,7 @@ impl MovingInterests {
         let mut place = self.place.lock();
         let (current, of) = &place.current;
         for (name, interests) in current.moving_interests(*of) {
+            let interests = interests.iter().map(|named| named.interest.clone()).collect();
             informer.set_interests(id, &name, interests);
         }
         let replaced = mem::replace(&mut place.current, (Arc::clone(informer), id));

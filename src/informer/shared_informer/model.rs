@@ -97,8 +97,10 @@ type Version = (String, u64);
 struct Concerned {
     old: Option<Version>,
     new: Option<Version>,
-    /// Parents that the old or the new object concerned.
-    parents: BTreeSet<usize>,
+    /// Interests of parents that the old or the new object concerned then.
+    interests: Vec<Interest>,
+    /// Parents with such an interest that have kept it since the change.
+    kept: Vec<(usize, Interest)>,
     /// True if the scan of the subscriber had ended before.
     settled: bool,
 }
@@ -113,6 +115,8 @@ struct View {
     known: BTreeMap<ObjectKey, Version>,
     /// Changes that concerned the subscriber since the last delivery of their object.
     due: BTreeMap<ObjectKey, Vec<Concerned>>,
+    /// Changes during the scan, whose parents may be named by the object that it finds.
+    scanned: BTreeMap<ObjectKey, Vec<Concerned>>,
 }
 
 struct Model {
@@ -195,13 +199,52 @@ impl View {
         self.deliver.iter().any(|interest| interest.concerns(object.header()))
     }
 
-    /// Returns the parents that an object concerns.
-    fn parents(&self, object: Option<&Object>) -> BTreeSet<usize> {
-        let concerns = |(_, interests): &(&usize, &Vec<Interest>)| {
-            let object = object.map(Object::header);
-            object.is_some_and(|object| interests.iter().any(|it| it.concerns(object)))
+    /// Returns the change from an object to another, with the interests of parents that they
+    /// concern.
+    fn change(&self, old: Option<&Object>, new: Option<&Object>) -> Concerned {
+        let settled = self.joined.mailbox.reaches(Extent::Drained).now_or_never().is_some();
+        let all =
+            self.moving.iter().flat_map(|(parent, of)| of.iter().map(move |it| (*parent, it)));
+        let concerns = |interest: &Interest| {
+            [old, new].into_iter().flatten().any(|object| interest.concerns(object.header()))
         };
-        self.moving.iter().filter(concerns).map(|(parent, _)| *parent).collect()
+        let kept = all.filter(|(_, it)| concerns(it)).map(|(parent, it)| (parent, it.clone()));
+        let kept: Vec<_> = kept.collect();
+        let interests = kept.iter().map(|(_, interest)| interest.clone()).collect();
+        Concerned { old: old.map(identity), new: new.map(identity), interests, kept, settled }
+    }
+
+    /// Moves the interests of a parent.
+    fn move_to(&mut self, parent: usize, interests: Vec<Interest>) {
+        for change in self.due.values_mut().chain(self.scanned.values_mut()).flatten() {
+            change.kept.retain(|(of, interest)| *of != parent || interests.contains(interest));
+        }
+        self.moving.insert(parent, interests);
+    }
+
+    /// Checks the parents that a change names: those that had an interest in it, unless they have
+    /// moved since, and no parent without such an interest.
+    fn check_names(&mut self, delta: &Delta, due: &[Concerned], stored: Option<&Object>) {
+        let names: BTreeSet<_> = delta.interests.iter().cloned().collect();
+        let mut due = [self.scanned.remove(&delta.key).unwrap_or_default(), due.to_vec()].concat();
+        // The scan finds the object of the store.
+        let scanned = stored.filter(|_| due.first().is_none_or(|change| !change.settled));
+        let may_be_named = |interests: &Vec<Interest>| {
+            let mut concerned = due.iter().flat_map(|change| &change.interests);
+            concerned.any(|interest| interests.contains(interest))
+                || scanned.is_some_and(|it| interests.iter().any(|of| of.concerns(it.header())))
+        };
+        let allowed = self.moving.iter().filter(|(_, interests)| may_be_named(interests));
+        let allowed: BTreeSet<_> = allowed.map(|(parent, _)| name_of(*parent)).collect();
+        assert!(names.is_subset(&allowed), "{names:?} of {allowed:?}: {due:?}");
+        for change in &mut due {
+            change.kept.retain(|(parent, _)| !names.contains(&name_of(*parent)));
+        }
+        if due.iter().all(|change| change.settled) {
+            assert!(due.iter().all(|change| change.kept.is_empty()), "{names:?} of {due:?}");
+        } else {
+            self.scanned.insert(delta.key.clone(), due);
+        }
     }
 
     fn keeps(&self, object: &Object) -> bool {
@@ -216,12 +259,7 @@ impl View {
         }
         let [old, new] = [&delta.old, &delta.new].map(|it| it.as_ref().map(identity));
         let due = self.due.remove(key).unwrap_or_default();
-        let names: BTreeSet<_> = delta.interests.iter().cloned().collect();
-        // A scan names the parents of the time when it finds the object.
-        if !due.is_empty() && due.iter().all(|change| change.settled) {
-            let parents = due.iter().flat_map(|change| &change.parents);
-            assert_eq!(names, parents.map(|parent| name_of(*parent)).collect(), "{key}: {due:?}");
-        }
+        self.check_names(&delta, &due, stored);
         match due.last() {
             None => {
                 let scanned = delta.new.as_ref().is_some_and(|new| self.delivers(new));
@@ -267,10 +305,7 @@ impl Model {
     fn due(&mut self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         for view in &mut self.views {
             if old.is_some_and(|it| view.concerns(it)) || new.is_some_and(|it| view.concerns(it)) {
-                let settled = view.joined.mailbox.reaches(Extent::Drained).now_or_never().is_some();
-                let parents = &view.parents(old) | &view.parents(new);
-                let (old, new) = (old.map(identity), new.map(identity));
-                let change = Concerned { old, new, parents, settled };
+                let change = view.change(old, new);
                 view.due.entry(key.clone()).or_default().push(change);
             }
         }
@@ -378,8 +413,9 @@ impl Model {
             Step::Join { deliver, whole } => {
                 let interests = Interests { deliver: deliver.clone(), whole: whole.clone() };
                 let joined = self.informer.join(interests).unwrap();
-                let (moving, known, due) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-                self.views.push(View { joined, deliver, whole, moving, known, due });
+                let (moving, known) = (BTreeMap::new(), BTreeMap::new());
+                let (due, scanned) = (BTreeMap::new(), BTreeMap::new());
+                self.views.push(View { joined, deliver, whole, moving, known, due, scanned });
             }
             Step::Leave { subscriber, linger } => {
                 if let Some(at) = some(&self.views, subscriber) {
@@ -392,7 +428,7 @@ impl Model {
                     let view = &mut self.views[at];
                     let name = name_of(parent);
                     self.informer.set_interests(view.joined.id, &name, interests.clone());
-                    view.moving.insert(parent, interests);
+                    view.move_to(parent, interests);
                     self.check_lookups(at);
                 }
             }
@@ -429,11 +465,11 @@ impl Model {
             let is_examined = after.is_none_or(|after| key > after)
                 && last.as_ref().is_none_or(|last| key <= last);
             if is_examined && view.concerns(&object) {
-                let (same, parents) = (Some(identity(&object)), view.parents(Some(&object)));
+                let same = view.change(Some(&object), Some(&object));
                 let due = view.due.entry(key.clone()).or_default();
                 // A pending change stays as it is.
                 if due.is_empty() {
-                    due.push(Concerned { old: same.clone(), new: same, parents, settled: true });
+                    due.push(same);
                 }
             }
         }
@@ -473,7 +509,7 @@ impl Model {
             let scanned = mailbox.needs_scan() && self.informer.scan(view.joined.id);
             match mailbox.take() {
                 Some(delta) => {
-                    let delta = delta.unwrap();
+                    let delta = delta.unwrap().into_delta();
                     let stored = self.informer.store.stored(&delta.key);
                     view.receive(delta, stored.as_ref());
                     return true;
@@ -489,12 +525,13 @@ impl Model {
         self.informer.close(EndReason::TypeGone);
         for view in &mut self.views {
             assert!(view.joined.mailbox.take().is_some_and(|taken| taken.is_err()), "it has ended");
-            for delta in view.joined.mailbox.take_pending() {
+            for change in view.joined.mailbox.take_pending() {
+                let delta = change.into_delta();
                 let stored = self.informer.store.stored(&delta.key);
                 view.receive(delta, stored.as_ref());
             }
             let stored = self.informer.concerned(view.joined.id);
-            view.due.retain(|key, _| stored.iter().all(|delta| delta.key != *key));
+            view.due.retain(|key, _| stored.iter().all(|change| change.key != *key));
             assert!(view.due.is_empty(), "{:?} concerned it and is lost", view.due);
         }
     }
@@ -522,6 +559,8 @@ impl Model {
                 assert_eq!(read.json().is_empty(), !view.keeps(object));
             }
             assert!(view.due.is_empty(), "{:?} concerned it and was not delivered", view.due);
+            let mut scanned = view.scanned.values().flatten();
+            assert!(scanned.all(|change| change.kept.is_empty()), "{:?}", view.scanned);
             let delivered = stored.iter().filter(|object| view.delivers(object));
             let delivered = delivered.map(|it| (it.key().clone(), identity(it))).collect();
             assert_eq!(view.known, delivered);
@@ -618,5 +657,6 @@ proptest! {
         model.reduce();
         prop_assert!(model.informer.store.all().iter().all(|object| !object.is_whole()));
         prop_assert_eq!(model.informer.store.lookup_places(), 0);
+        prop_assert!(model.informer.lock().index.is_empty());
     }
 }

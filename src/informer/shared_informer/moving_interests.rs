@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{InformerContents, SharedInformer};
 use crate::informer::{
     Interest, InterestName,
-    interest::{InterestHolder, SubscriberId},
+    interest::{InterestHolder, NamedInterest, NamedInterests, SubscriberId},
     lookups::{CountedIndex, Lookup},
 };
 
@@ -20,26 +20,17 @@ impl SharedInformer {
         let mut guard = self.lock();
         let state = &mut *guard;
         let Some(subscriber) = state.subscribers.get_mut(&id) else { return };
-        let known = subscriber.moving.get_key_value(name);
-        if known.map_or(&[][..], |(_, interests)| interests) == new {
-            return;
-        }
-        // Known pointer, if there is one: names are compared by their pointers.
-        let name = Arc::clone(known.map_or(name, |(known, _)| known));
-        let holder = InterestHolder { subscriber: id, name: Some(Arc::clone(&name)) };
-        for interest in &new {
-            let label = state.index.insert(interest, holder.clone());
-            if let Some(lookup) = Lookup::of(interest, label) {
+        let moved = subscriber.moving.set(name, new);
+        for interest in moved.begun {
+            let holder = InterestHolder { subscriber: id, named: Some(Arc::clone(&interest)) };
+            let label = state.index.insert(&interest.interest, holder);
+            if let Some(lookup) = Lookup::of(&interest.interest, label) {
                 self.store.join_lookup(&lookup);
             }
         }
-        let old = match new.is_empty() {
-            true => subscriber.moving.remove(&name),
-            false => subscriber.moving.insert(name, new),
-        };
-        let old = old.iter().flatten();
+        let ended = moved.ended.iter();
         let freed: Vec<_> =
-            old.filter_map(|interest| self.remove_interest(state, interest, &holder)).collect();
+            ended.filter_map(|interest| self.remove_interest(state, id, interest)).collect();
         drop(guard);
         // Not under the lock: an index may be large.
         drop(freed);
@@ -49,22 +40,23 @@ impl SharedInformer {
     pub(in crate::informer) fn moving_interests(
         &self,
         id: SubscriberId,
-    ) -> Vec<(Arc<InterestName>, Vec<Interest>)> {
+    ) -> Vec<(Arc<InterestName>, NamedInterests)> {
         let state = self.lock();
-        let moving = state.subscribers.get(&id).map(|subscriber| &subscriber.moving);
-        moving.into_iter().flatten().map(|(name, of)| (name.clone(), of.clone())).collect()
+        let subscriber = state.subscribers.get(&id);
+        subscriber.map(|subscriber| subscriber.moving.by_name()).unwrap_or_default()
     }
 
-    /// Removes a moving interest; returns an index without users, which is not to be dropped under
-    /// a lock.
+    /// Removes a moving interest of a subscriber; returns an index without users, which is not to
+    /// be dropped under a lock.
     pub(super) fn remove_interest(
         &self,
         state: &mut InformerContents,
-        interest: &Interest,
-        holder: &InterestHolder,
+        id: SubscriberId,
+        interest: &Arc<NamedInterest>,
     ) -> Option<CountedIndex> {
-        let lookup = Lookup::of(interest, state.index.remove(interest, holder))?;
-        self.store.leave_lookup(&lookup)
+        let holder = InterestHolder { subscriber: id, named: Some(Arc::clone(interest)) };
+        let label = state.index.remove(&interest.interest, &holder);
+        self.store.leave_lookup(&Lookup::of(&interest.interest, label)?)
     }
 }
 
@@ -108,7 +100,7 @@ mod tests {
 
     /// Names of the next change, in their order; `None` if none is pending.
     fn names(joined: &JoinedSubscription) -> Option<String> {
-        let delta = joined.mailbox.take()?.unwrap();
+        let delta = joined.mailbox.take()?.unwrap().into_delta();
         let mut names: Vec<_> = delta.interests.iter().map(|name| name.key.to_string()).collect();
         names.sort_unstable();
         Some(names.join(" "))
@@ -221,6 +213,29 @@ mod tests {
     }
 
     #[test]
+    fn parents_of_one_interest_join_and_leave_it_one_by_one() {
+        let harness = Harness::new();
+        let joined = harness.join();
+        for name in ["a", "b", "c"] {
+            harness.set(&joined, name, vec![owned("p"), selected(None, "app=x")]);
+        }
+        harness.put(&child(1).controller("p"));
+
+        harness.set(&joined, "a", vec![owned("other")]);
+        harness.set(&joined, "b", Vec::new());
+        harness.set(&joined, "late", vec![owned("p")]);
+        assert_eq!(names(&joined).as_deref(), Some("c late"), "as they are when it is taken");
+        harness.put(&child(2).controller("p"));
+        assert_eq!(names(&joined).as_deref(), Some("c late"));
+
+        for name in ["a", "c", "late"] {
+            harness.set(&joined, name, Vec::new());
+        }
+        assert!(harness.informer.lock().index.is_empty());
+        assert_eq!(harness.informer.store.lookup_places(), 0);
+    }
+
+    #[test]
     fn names_of_two_types_with_one_key_are_distinct() {
         let harness = Harness::new();
         let joined = harness.join();
@@ -232,7 +247,7 @@ mod tests {
 
         harness.put(&child(1).controller("1"));
 
-        let delta = joined.mailbox.take().unwrap().unwrap();
+        let delta = joined.mailbox.take().unwrap().unwrap().into_delta();
         assert_eq!(delta.interests, [Arc::new(name(1))]);
     }
 
@@ -298,5 +313,59 @@ mod tests {
             eprintln!("comparisons at 10 and 10,000 parents: {few} and {many}, {expected}");
             assert_eq!(few, many);
         }
+    }
+
+    /// Number of comparisons of interests with an object, which concerns one interest of all parents.
+    fn shared_comparisons(parents: usize) -> usize {
+        let harness = Harness::new();
+        let joined = harness.join();
+        for number in 0..parents {
+            harness.set(&joined, &format!("p{number}"), vec![selected(None, "app=x")]);
+        }
+        COMPARED.set(0);
+        harness.put(&child(1).label("app", "x"));
+        let compared = COMPARED.get();
+        assert_eq!(joined.mailbox.pointers(), 1);
+        assert_eq!(names(&joined).unwrap().split(' ').count(), parents);
+        compared
+    }
+
+    #[test]
+    fn cost_of_a_change_does_not_depend_on_the_parents_of_an_interest() {
+        assert_eq!([1, 10_000].map(shared_comparisons), [1, 1]);
+    }
+
+    #[test]
+    fn thousand_pending_objects_of_thousand_parents_hold_a_pointer_each() {
+        let harness = Harness::new();
+        let joined = harness.join();
+        for number in 0..1_000 {
+            harness.set(&joined, &format!("p{number}"), vec![owned("p")]);
+        }
+        for number in 0..1_000 {
+            harness.put(&Fixture::new(&format!("o{number}")).version(1).controller("p"));
+            harness.put(&Fixture::new(&format!("o{number}")).version(2).controller("p"));
+        }
+
+        assert_eq!(joined.mailbox.pointers(), 1_000);
+        assert_eq!(names(&joined).unwrap().split(' ').count(), 1_000);
+    }
+
+    #[test]
+    fn change_ahead_of_a_scan_names_the_owner_before_it() {
+        let harness = Harness::new();
+        harness.put(&child(1).controller("a"));
+        let everything = Interests { deliver: vec![Interest::Everything], whole: Vec::new() };
+        let joined = harness.informer.join(everything).unwrap();
+        for name in ["a", "b"] {
+            harness.set(&joined, name, vec![owned(name)]);
+        }
+
+        harness.put(&child(2).controller("b"));
+        harness.put(&child(3).controller("stranger"));
+        while harness.informer.scan(joined.id) {}
+
+        assert_eq!(names(&joined).as_deref(), Some("a b"));
+        assert_eq!(names(&joined), None);
     }
 }

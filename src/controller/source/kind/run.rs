@@ -20,7 +20,8 @@ use crate::{
         queue::{Add, LOW_PRIORITY},
     },
     informer::{
-        Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Subscription,
+        Change, Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests,
+        Subscription,
     },
     manager::WatchState,
 };
@@ -234,7 +235,7 @@ impl<'a> KindRun<'a> {
             };
             let replaced = changes.into_iter().filter_map(|change| replaced(change, subscription));
             for change in replaced.chain(created) {
-                self.deliver(&change);
+                self.deliver(&change.into_delta());
             }
             held.release(Linger::None).await;
         }
@@ -246,7 +247,7 @@ impl<'a> KindRun<'a> {
     pub(super) fn deliver_pending(&mut self, subscription: &Subscription) {
         if self.delivers {
             for change in subscription.take_pending() {
-                self.deliver(&change);
+                self.deliver(&change.into_delta());
             }
         }
     }
@@ -266,7 +267,7 @@ impl<'a> KindRun<'a> {
         drop(lost);
         // Delivered after the detach, so that the reconciles find the type missing.
         for change in changes {
-            self.deliver(&change);
+            self.deliver(&change.into_delta());
         }
     }
 
@@ -318,38 +319,36 @@ async fn due(resync: &mut Option<Resync>) -> Option<()> {
 
 /// Returns the last changes of a subscription whose objects are gone: the pending ones, then a
 /// deletion of each other object.
-fn last_changes(subscription: &Subscription) -> Vec<Delta> {
+fn last_changes(subscription: &Subscription) -> Vec<Change> {
     // The informer may continue. An object that it removes after this read is a pending deletion.
     let objects = subscription.concerned();
     let mut changes = subscription.take_pending();
     let deleted = changes.iter().filter(|change| change.new.is_none());
     let deleted: HashSet<_> = deleted.map(|change| change.key.clone()).collect();
     let others = objects.into_iter().filter(|object| !deleted.contains(&object.key));
-    changes.extend(others.map(|it| Delta { old: it.new, new: None, initial: false, ..it }));
+    changes.extend(others.map(|it| Change { old: it.new, new: None, initial: false, ..it }));
     changes
 }
 
 /// Returns the last change of a held subscription as the change to its replacement; `None` if the
 /// object is the same, or was not delivered. A changed uid is a deletion and a creation, as in any
 /// change.
-fn replaced(change: Delta, replacement: &Subscription) -> Option<Delta> {
+fn replaced(change: Change, replacement: &Subscription) -> Option<Change> {
     let old = change.old?;
     let new = change.new.or_else(|| replacement.store().get(&change.key));
-    // Most objects: their names are not looked up.
+    // Most objects: their interests are not looked up.
     if new.as_ref().is_some_and(|new| new.is_same_version(&old)) {
         return None;
     }
     let mut interests = change.interests;
-    let names = new.as_ref().map(|new| replacement.names(new.header()));
-    interests.extend(names.unwrap_or_default());
-    interests.sort_unstable();
-    interests.dedup();
-    Some(Delta { key: change.key, old: Some(old), new, initial: false, interests })
+    let of_new = new.as_ref().map(|new| replacement.interests_in(new.header()));
+    interests.extend(of_new.unwrap_or_default());
+    Some(Change { key: change.key, old: Some(old), new, initial: false, interests })
 }
 
 /// Returns the objects that concern a replacement and were not delivered before: created since, or
 /// by a pending change.
-fn created(changes: &[Delta], replacement: &Subscription) -> Vec<Delta> {
+fn created(changes: &[Change], replacement: &Subscription) -> Vec<Change> {
     let of = |is_new: bool| {
         let changes = changes.iter().filter(move |change| change.old.is_none() == is_new);
         changes.map(|change| &change.key).collect::<HashSet<_>>()
