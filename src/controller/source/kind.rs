@@ -1,37 +1,35 @@
 //! Built-in source: changes of the objects of one type, read from its shared informer.
 
+mod replacement;
 mod resync;
 mod run;
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::select_all};
-use tokio::{
-    select,
-    sync::{oneshot, watch},
-};
+use tokio::sync::{oneshot, watch};
 
 use self::run::KindRun;
 use super::owner_type::OwnerType;
 use crate::{
     controller::{
-        ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
-        SourceStart, WatchErrorHandler,
+        ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceStart,
+        WatchErrorHandler,
         foreign_cluster::ForeignCluster,
         handler::OnSynced,
         inputs::{
             attached::Attached,
-            status::{InputCache, InputCoverage, InputMode, InputStatus},
+            status::{InputCoverage, InputMode},
         },
     },
-    discovery::{TypeChange, TypeRegistry},
+    discovery::TypeRegistry,
     guard::GuardedDrop,
     informer::{
-        Delta, EndReason, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
-        Projection, Subscription, Transform,
+        Delta, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Projection,
+        Subscription, Transform,
     },
-    kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
-    manager::{Readiness, WatchState, type_served},
+    kind::{GroupKind, Scope, ServedType, TypeName, TypeRef},
+    manager::{Readiness, type_served},
 };
 
 /// Description of a source: the objects watched, and the mapping of their changes to requests.
@@ -94,16 +92,6 @@ pub(in crate::controller) enum DeliveredObjects {
     /// [`MovingInterests`]: crate::informer::MovingInterests
     Moving(Vec<TypeRef>),
     Of(Vec<Interest>),
-}
-
-/// Reason to leave an informer.
-enum DetachReason {
-    /// The epoch stops.
-    Stopped,
-    /// The type is gone, and its objects with it.
-    TypeGone,
-    /// The type still exists: it is served again, or at another version.
-    TypeServed,
 }
 
 impl KindSource {
@@ -219,148 +207,24 @@ impl KindSource {
         }
     }
 
-    async fn run(&self, context: SourceContext, mut synced: oneshot::Sender<()>) -> SourceEnd {
-        loop {
-            if let Some(end) = self.run_with_interests(context.clone(), synced).await {
-                return end;
-            }
-            // A later sync is not waited for.
-            synced = oneshot::channel().0;
+    /// Returns the cache of a subscription, as reconcilers read it.
+    fn attached(&self, served: Arc<ServedType>, subscription: &Subscription) -> Attached {
+        let is_moving = matches!(self.delivery, DeliveredObjects::Moving(_));
+        Attached {
+            served,
+            store: subscription.store(),
+            key: subscription.key().clone(),
+            foreign: self.foreign.clone(),
+            moving: is_moving.then(|| subscription.moving_interests()),
+            status: Some(self.types.subscribe(self.type_ref())),
+            others: Vec::new(),
         }
-    }
-
-    /// Runs until the source ends; `None` when its interests are outdated. Its cache is held then.
-    async fn run_with_interests(
-        &self,
-        context: SourceContext,
-        synced: oneshot::Sender<()>,
-    ) -> Option<SourceEnd> {
-        let Some(served) = self.types.served(self.type_ref()) else {
-            // The type was lost after the source became ready.
-            return Some(SourceEnd::TypeGone);
-        };
-        if self.change_since_held(&context) == Some(TypeChange::Replaced) {
-            KindRun::new(self, context.clone()).delete_all(None);
-        }
-        if context.statuses.is_covered(context.input, served.identity.scope == Scope::Cluster) {
-            return Some(stand_by(&context, synced).await);
-        }
-        let prepared = context.statuses.change(context.input, |input| input.cache.take_prepared());
-        let mut subscription = prepared
-            .filter(|prepared| self.is_current(prepared, &served))
-            .unwrap_or_else(|| self.subscribe(&served));
-        let identity = served.identity.clone();
-        let (store, key) = (subscription.store(), subscription.key().clone());
-        let status = Some(self.types.subscribe(self.type_ref()));
-        let moving = match &self.delivery {
-            DeliveredObjects::Moving(_) => Some(subscription.moving_interests()),
-            DeliveredObjects::Everything
-            | DeliveredObjects::OwnedBy(_)
-            | DeliveredObjects::Of(_) => None,
-        };
-        let foreign = self.foreign.clone();
-        let others = Vec::new();
-        let attached = Attached { served, store, key, foreign, status, moving, others };
-        let mut run = KindRun::new(self, context);
-        let ended = run.deliver_changes(&mut subscription, attached, synced).await;
-        let context = run.context().clone();
-        if ended.is_none() && !context.stop.is_cancelled() {
-            run.deliver_pending(&subscription);
-            // Reconciles continue over this cache until the one with the current interests has
-            // synced.
-            drop(Self::hold(&context, subscription));
-            return None;
-        }
-        if let Some(ended @ (EndReason::Panicked(_) | EndReason::Shutdown)) = ended {
-            run.deliver_pending(&subscription);
-            // The objects may still exist: reconciles continue over the cache, until the run ends
-            // or another start of this source has synced.
-            drop(Self::hold(&context, subscription));
-            return Some(SourceEnd::Failed(format!("its informer ended: {ended}")));
-        }
-        match self.leave(&context, &identity).await {
-            DetachReason::Stopped => {
-                // Reconciles that still run read from the cache.
-                context.released().await;
-                drop(context.statuses.change(context.input, InputStatus::detach));
-            }
-            DetachReason::TypeGone => run.delete_all(Some(&subscription)),
-            DetachReason::TypeServed => {
-                run.deliver_pending(&subscription);
-                // Reconciles continue over this cache until its replacement has synced.
-                drop(Self::hold(&context, subscription));
-                return Some(SourceEnd::TypeGone);
-            }
-        }
-        let gone = self.types.get(self.type_ref()).change_since(&identity).is_loss();
-        subscription.release(if gone { Linger::None } else { Linger::Default }).await;
-        Some(if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped })
-    }
-
-    /// Holds a subscription so that reconciles can read its cache; returns it if it was never read,
-    /// or if another one is held already.
-    fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
-        context.statuses.change(context.input, |input| input.cache.hold(subscription))
-    }
-
-    /// Returns the change of the type since the subscription that is held; `None` without one.
-    fn change_since_held(&self, context: &SourceContext) -> Option<TypeChange> {
-        let identity = context.statuses.change(context.input, |input| {
-            input.cache.held().map(|held| held.key().identity.clone())
-        })?;
-        Some(self.types.get(self.type_ref()).change_since(&identity))
     }
 
     /// Delivers deletions for the objects of the held cache if its type was lost between two starts
     /// of this source.
     pub(in crate::controller) fn delete_held(&self, context: SourceContext) {
-        let is_gone = match (self.mode, self.change_since_held(&context)) {
-            // The manager is about to stop the epoch.
-            (InputMode::Required, _) | (_, None) => false,
-            (InputMode::Optional, Some(_)) => true,
-            // The absent type may be another one of the condition.
-            (InputMode::Plain, Some(change)) => {
-                matches!(change, TypeChange::Absent | TypeChange::Replaced)
-            }
-        };
-        if is_gone {
-            KindRun::new(self, context).delete_all(None);
-        }
-    }
-
-    /// Waits until the reason to leave the informer is known, which decides about its objects.
-    ///
-    /// An informer ends when its type is no longer served. The objects may still exist as long as
-    /// the type itself does.
-    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> DetachReason {
-        let mut status = self.types.subscribe(self.type_ref());
-        loop {
-            if context.feed.is_cancelled() {
-                return DetachReason::Stopped;
-            }
-            let change = status.borrow_and_update().change_since(identity);
-            match (self.mode, change) {
-                (InputMode::Optional, _)
-                | (InputMode::Plain, TypeChange::Absent | TypeChange::Replaced) => {
-                    return DetachReason::TypeGone;
-                }
-                (InputMode::Plain, TypeChange::Unchanged | TypeChange::OtherVersion)
-                | (InputMode::Required, TypeChange::Unchanged) => return DetachReason::TypeServed,
-                // The manager is about to stop the epoch.
-                (
-                    InputMode::Required,
-                    TypeChange::Absent | TypeChange::Replaced | TypeChange::OtherVersion,
-                ) => {}
-                (
-                    InputMode::Required | InputMode::Plain,
-                    TypeChange::Unavailable | TypeChange::Unknown,
-                ) => {}
-            }
-            select! {
-                () = context.feed.cancelled() => return DetachReason::Stopped,
-                Ok(()) = status.changed() => {}
-            }
-        }
+        KindRun::new(self, context).delete_held();
     }
 
     fn requests(&self, delta: &Delta, queue: &mut Enqueue<'_>) {
@@ -390,20 +254,6 @@ impl KindSource {
     }
 }
 
-/// Waits for the stop of a source whose objects another namespace of its input delivers.
-async fn stand_by(context: &SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
-    let before = context.statuses.change(context.input, |input| {
-        input.set(WatchState::Synced, None);
-        mem::replace(&mut input.cache, InputCache::Covered)
-    });
-    drop(before);
-    // The receiver is dropped if the run has failed meanwhile.
-    synced.send(()).ok();
-    context.stopping().await;
-    drop(context.statuses.change(context.input, InputStatus::detach));
-    SourceEnd::Stopped
-}
-
 impl ConditionalSource for SharedKindSource {
     fn ready(&self) -> Readiness {
         type_served(&self.0.types, self.0.type_ref())
@@ -414,7 +264,7 @@ impl ConditionalSource for SharedKindSource {
         let (synced, is_synced) = oneshot::channel();
         SourceStart {
             synced: async move { Ok(is_synced.await?) }.boxed(),
-            done: async move { source.run(context, synced).await }.boxed(),
+            done: async move { KindRun::new(&source, context).run(synced).await }.boxed(),
         }
     }
 

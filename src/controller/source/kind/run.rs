@@ -1,6 +1,6 @@
 //! Run of a built-in source: delivers changes of objects as requests.
 
-use std::{collections::HashSet, fmt::Display, mem, pin::pin, sync::Arc};
+use std::{fmt::Display, mem, pin::pin, sync::Arc};
 
 use tokio::{
     select,
@@ -8,21 +8,27 @@ use tokio::{
     task::{consume_budget, yield_now},
 };
 
-use super::{KindSource, Mapping, resync::Resync};
+use super::{
+    KindSource, Mapping,
+    replacement::{created, last_changes, replaced},
+    resync::Resync,
+};
 use crate::{
     controller::{
-        SourceContext,
+        SourceContext, SourceEnd,
         handler::{MappedRequest, OnSynced},
         inputs::{
             attached::Attached,
-            status::{InputCache, InputStatus},
+            status::{InputCache, InputMode, InputStatus},
+            statuses::InputStatuses,
         },
         queue::{Add, LOW_PRIORITY},
     },
+    discovery::TypeChange,
     informer::{
-        Change, Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests,
-        Subscription,
+        Delta, EndReason, IndexPanic, InformerProgress, Linger, MovingInterests, Subscription,
     },
+    kind::{Scope, TypeIdentity},
     manager::WatchState,
 };
 
@@ -36,22 +42,181 @@ pub(super) struct KindRun<'a> {
     requests: Vec<MappedRequest>,
 }
 
+/// Reason to leave an informer.
+enum DetachReason {
+    /// The epoch stops.
+    Stopped,
+    /// The type is gone, and its objects with it.
+    TypeGone,
+    /// The type still exists: it is served again, or at another version.
+    TypeServed,
+}
+
 impl<'a> KindRun<'a> {
     pub(super) fn new(source: &'a KindSource, context: SourceContext) -> Self {
         Self { source, context, delivers: false, requests: Vec::new() }
     }
 
-    pub(super) fn context(&self) -> &SourceContext {
-        &self.context
+    /// Runs to the end of the source. Starts again when its interests are outdated, which no later
+    /// sync is waited for.
+    pub(super) async fn run(mut self, synced: oneshot::Sender<()>) -> SourceEnd {
+        let mut synced = Some(synced);
+        loop {
+            if let Some(end) = self.start(synced.take()).await {
+                return end;
+            }
+        }
+    }
+
+    /// Runs until the source ends; `None` when its interests are outdated. Its cache is held then.
+    async fn start(&mut self, synced: Option<oneshot::Sender<()>>) -> Option<SourceEnd> {
+        let source = self.source;
+        let Some(served) = source.types.served(source.type_ref()) else {
+            // The type was lost after the source became ready.
+            return Some(SourceEnd::TypeGone);
+        };
+        self.delivers = false;
+        if self.change_since_held() == Some(TypeChange::Replaced) {
+            self.delete_all(None);
+        }
+        if self.statuses().is_covered(self.context.input, served.identity.scope == Scope::Cluster) {
+            return Some(self.stand_by(synced).await);
+        }
+        let prepared = self.change(|input| input.cache.take_prepared());
+        let mut subscription = prepared
+            .filter(|prepared| source.is_current(prepared, &served))
+            .unwrap_or_else(|| source.subscribe(&served));
+        let identity = served.identity.clone();
+        let attached = source.attached(served, &subscription);
+        let ended = self.deliver_changes(&mut subscription, attached, synced).await;
+        if ended.is_none() && !self.context.stop.is_cancelled() {
+            // Reconciles continue over this cache until the one with the current interests is listed.
+            self.hold(subscription);
+            return None;
+        }
+        if let Some(ended @ (EndReason::Panicked(_) | EndReason::Shutdown)) = ended {
+            // The objects may still exist: reconciles continue over the cache, until the run ends
+            // or another start of this source is listed.
+            self.hold(subscription);
+            return Some(SourceEnd::Failed(format!("its informer ended: {ended}")));
+        }
+        match self.leave(&identity).await {
+            DetachReason::Stopped => {
+                // Reconciles that still run read from the cache.
+                self.context.released().await;
+                drop(self.change(InputStatus::detach));
+            }
+            DetachReason::TypeGone => self.delete_all(Some(&subscription)),
+            DetachReason::TypeServed => {
+                // Reconciles continue over this cache until its replacement is listed.
+                self.hold(subscription);
+                return Some(SourceEnd::TypeGone);
+            }
+        }
+        let gone = source.types.get(source.type_ref()).change_since(&identity).is_loss();
+        subscription.release(if gone { Linger::None } else { Linger::Default }).await;
+        Some(if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped })
+    }
+
+    /// Waits for the stop of a source whose objects another namespace of its input delivers.
+    async fn stand_by(&self, synced: Option<oneshot::Sender<()>>) -> SourceEnd {
+        let before = self.change(|input| {
+            input.set(WatchState::Synced, None);
+            mem::replace(&mut input.cache, InputCache::Covered)
+        });
+        drop(before);
+        // The receiver is dropped if the run has failed meanwhile.
+        synced.and_then(|synced| synced.send(()).ok());
+        self.context.stopping().await;
+        drop(self.change(InputStatus::detach));
+        SourceEnd::Stopped
+    }
+
+    /// Delivers the pending changes, and holds the subscription so that reconciles can read its
+    /// cache. Drops it if it was never read, or if another one is held already.
+    fn hold(&mut self, subscription: Subscription) {
+        if self.delivers {
+            for change in subscription.take_pending() {
+                self.deliver(&change.into_delta());
+            }
+        }
+        drop(self.change(|input| input.cache.hold(subscription)));
+    }
+
+    /// Returns the change of the type since the subscription that is held; `None` without one.
+    fn change_since_held(&self) -> Option<TypeChange> {
+        let identity =
+            self.change(|input| input.cache.held().map(|held| held.key().identity.clone()))?;
+        Some(self.source.types.get(self.source.type_ref()).change_since(&identity))
+    }
+
+    /// Delivers deletions for the objects of the held cache if its type was lost.
+    pub(super) fn delete_held(&mut self) {
+        let is_gone = match (self.source.mode, self.change_since_held()) {
+            // The manager is about to stop the epoch.
+            (InputMode::Required, _) | (_, None) => false,
+            (InputMode::Optional, Some(_)) => true,
+            // The absent type may be another one of the condition.
+            (InputMode::Plain, Some(change)) => {
+                matches!(change, TypeChange::Absent | TypeChange::Replaced)
+            }
+        };
+        if is_gone {
+            self.delete_all(None);
+        }
+    }
+
+    /// Waits until the reason to leave the informer is known, which decides about its objects.
+    ///
+    /// An informer ends when its type is no longer served. The objects may still exist as long as
+    /// the type itself does.
+    async fn leave(&self, identity: &TypeIdentity) -> DetachReason {
+        let mut status = self.source.types.subscribe(self.source.type_ref());
+        loop {
+            if self.context.feed.is_cancelled() {
+                return DetachReason::Stopped;
+            }
+            let change = status.borrow_and_update().change_since(identity);
+            match (self.source.mode, change) {
+                (InputMode::Optional, _)
+                | (InputMode::Plain, TypeChange::Absent | TypeChange::Replaced) => {
+                    return DetachReason::TypeGone;
+                }
+                (InputMode::Plain, TypeChange::Unchanged | TypeChange::OtherVersion)
+                | (InputMode::Required, TypeChange::Unchanged) => return DetachReason::TypeServed,
+                // The manager is about to stop the epoch.
+                (
+                    InputMode::Required,
+                    TypeChange::Absent | TypeChange::Replaced | TypeChange::OtherVersion,
+                ) => {}
+                (
+                    InputMode::Required | InputMode::Plain,
+                    TypeChange::Unavailable | TypeChange::Unknown,
+                ) => {}
+            }
+            select! {
+                () = self.context.feed.cancelled() => return DetachReason::Stopped,
+                Ok(()) = status.changed() => {}
+            }
+        }
+    }
+
+    fn statuses(&self) -> &Arc<InputStatuses> {
+        &self.context.statuses
+    }
+
+    /// Changes the status of the input, and reports it.
+    fn change<T>(&self, change: impl FnOnce(&mut InputStatus) -> T) -> T {
+        self.context.statuses.change(self.context.input, change)
     }
 
     /// Delivers changes until the source is to stop, its interests are outdated, or the informer
     /// has ended.
-    pub(super) async fn deliver_changes(
+    async fn deliver_changes(
         &mut self,
         subscription: &mut Subscription,
         attached: Attached,
-        synced: oneshot::Sender<()>,
+        synced: Option<oneshot::Sender<()>>,
     ) -> Option<EndReason> {
         let mut progress = subscription.progress();
         let mut fill_failure = subscription.fill_failure();
@@ -59,14 +224,14 @@ impl<'a> KindRun<'a> {
         fill_failure.mark_changed();
         let (mut complete, mut drained) =
             (pin!(subscription.complete()), pin!(subscription.drained()));
-        let mut listed = pin!(Arc::clone(&self.context.statuses).listed(self.context.input));
-        let mut synced = Some(synced);
+        let mut listed = pin!(Arc::clone(self.statuses()).listed(self.context.input));
         let mut panics = self.source.panics.subscribe();
         // Existing objects are indexed already, so that an index function may have panicked.
         panics.mark_changed();
         // Attached once the first list is complete: a reconcile must not mistake a part of the
         // objects for all of them. No change is delivered before the input can be read.
         let mut attached = Some(attached);
+        let (mut synced, mut is_drained) = (synced, false);
         let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
         let now = progress.borrow_and_update().clone();
         self.report(&now, false);
@@ -88,7 +253,8 @@ impl<'a> KindRun<'a> {
                     self.report_again(&progress);
                 }
                 () = &mut listed, if attached.is_none() && !self.delivers => self.delivers = true,
-                () = &mut drained, if self.delivers && synced.is_some() => {
+                () = &mut drained, if self.delivers && !is_drained => {
+                    is_drained = true;
                     self.enqueue_synced();
                     self.report(&progress.borrow_and_update(), true);
                     // The receiver is dropped if the run has failed meanwhile.
@@ -115,7 +281,7 @@ impl<'a> KindRun<'a> {
                     let now = progress.borrow_and_update().clone();
                     // A watch that recovers does not hide the failure of the list.
                     if attached.is_none() || fill_failure.borrow().is_none() {
-                        self.report(&now, synced.is_none());
+                        self.report(&now, is_drained);
                     }
                     self.call_on_error(&now);
                     // Before the input can be read the branch below, which returns the end, is
@@ -171,7 +337,7 @@ impl<'a> KindRun<'a> {
     /// Reports the progress of the watch. Reports `Synced`, or `Polled`, only when all requests are in
     /// the queue.
     fn report(&self, progress: &InformerProgress, drained: bool) {
-        let before = self.context.statuses.change(self.context.input, |input| {
+        let before = self.change(|input| {
             let before = input.state();
             match progress {
                 InformerProgress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
@@ -210,8 +376,7 @@ impl<'a> KindRun<'a> {
     /// held one had. The initial changes that follow are creations only; objects that the reconciler
     /// names have none.
     async fn replace(&mut self, mut attached: Attached, subscription: &Subscription) {
-        let (statuses, input) = (&self.context.statuses, self.context.input);
-        let moving = statuses.change(input, |input| {
+        let moving = self.change(|input| {
             let held = input.cache.attached().filter(|_| input.cache.held().is_some());
             held.and_then(|held| held.moving.clone())
         });
@@ -222,11 +387,11 @@ impl<'a> KindRun<'a> {
             new.clone_from(&moving);
             moving
         });
-        let before = statuses
-            .change(input, |input| mem::replace(&mut input.cache, InputCache::Listed(attached)));
+        let before =
+            self.change(|input| mem::replace(&mut input.cache, InputCache::Listed(attached)));
         if let InputCache::Held(_, held) = before {
             // Without a list of another namespace nothing was delivered yet.
-            let was_delivered = self.context.statuses.is_listed(self.context.input);
+            let was_delivered = self.statuses().is_listed(self.context.input);
             let changes = if was_delivered { last_changes(&held) } else { Vec::new() };
             let is_scanned = !subscription.interests().deliver.is_empty();
             let created = match was_delivered && !is_scanned {
@@ -242,20 +407,10 @@ impl<'a> KindRun<'a> {
         moving.iter().for_each(MovingInterests::end_move);
     }
 
-    /// Delivers the changes that are pending when the deliveries end, of a subscription that is to
-    /// be held.
-    pub(super) fn deliver_pending(&mut self, subscription: &Subscription) {
-        if self.delivers {
-            for change in subscription.take_pending() {
-                self.deliver(&change.into_delta());
-            }
-        }
-    }
-
     /// Delivers the pending changes, and deletions for all objects, of a type that is gone while the
     /// epoch continues: those of the held subscription, if there is one.
-    pub(super) fn delete_all(&mut self, subscription: Option<&Subscription>) {
-        let lost = self.context.statuses.change(self.context.input, InputStatus::detach);
+    fn delete_all(&mut self, subscription: Option<&Subscription>) {
+        let lost = self.change(InputStatus::detach);
         let changes = match (lost.held(), subscription) {
             // The replacement of a held cache has delivered nothing yet.
             (Some(held), _) => last_changes(held),
@@ -315,45 +470,4 @@ impl<'a> KindRun<'a> {
 async fn due(resync: &mut Option<Resync>) -> Option<()> {
     resync.as_mut()?.due().await;
     Some(())
-}
-
-/// Returns the last changes of a subscription whose objects are gone: the pending ones, then a
-/// deletion of each other object.
-fn last_changes(subscription: &Subscription) -> Vec<Change> {
-    // The informer may continue. An object that it removes after this read is a pending deletion.
-    let objects = subscription.concerned();
-    let mut changes = subscription.take_pending();
-    let deleted = changes.iter().filter(|change| change.new.is_none());
-    let deleted: HashSet<_> = deleted.map(|change| change.key.clone()).collect();
-    let others = objects.into_iter().filter(|object| !deleted.contains(&object.key));
-    changes.extend(others.map(|it| Change { old: it.new, new: None, initial: false, ..it }));
-    changes
-}
-
-/// Returns the last change of a held subscription as the change to its replacement; `None` if the
-/// object is the same, or was not delivered. A changed uid is a deletion and a creation, as in any
-/// change.
-fn replaced(change: Change, replacement: &Subscription) -> Option<Change> {
-    let old = change.old?;
-    let new = change.new.or_else(|| replacement.store().get(&change.key));
-    // Most objects: their interests are not looked up.
-    if new.as_ref().is_some_and(|new| new.is_same_version(&old)) {
-        return None;
-    }
-    let mut interests = change.interests;
-    let of_new = new.as_ref().map(|new| replacement.interests_in(new.header()));
-    interests.extend(of_new.unwrap_or_default());
-    Some(Change { key: change.key, old: Some(old), new, initial: false, interests })
-}
-
-/// Returns the objects that concern a replacement and were not delivered before: created since, or
-/// by a pending change.
-fn created(changes: &[Change], replacement: &Subscription) -> Vec<Change> {
-    let of = |is_new: bool| {
-        let changes = changes.iter().filter(move |change| change.old.is_none() == is_new);
-        changes.map(|change| &change.key).collect::<HashSet<_>>()
-    };
-    let (known, pending) = (of(false), of(true));
-    let objects = replacement.concerned().into_iter();
-    objects.filter(|it| !known.contains(&it.key) || pending.contains(&it.key)).collect()
 }
