@@ -26,7 +26,10 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall};
+use self::{
+    hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
+    report::SyncReporter,
+};
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
     discovery::{TypeChange, TypeRegistry, TypeState},
@@ -174,7 +177,12 @@ impl ParentReconciler {
         if !matches!(synced, Ok(_) | Err(SyncError::HookDown(..) | SyncError::Cancelled)) {
             self.parents.hook.stop_waiting(&parent.key);
         }
-        synced.or_else(|error| self.failed(error, &parent, &context))
+        synced.or_else(|error| self.report(&parent, &context).failed(error))
+    }
+
+    fn report<'a>(&'a self, parent: &'a Parent, context: &'a Context) -> SyncReporter<'a> {
+        let (recorder, health, types) = (&self.recorder, &*self.parents.hook, &self.types);
+        SyncReporter { recorder, health, types, parent, context }
     }
 
     /// Handles a request whose type has no cache. The objects of a type that is proven missing are
@@ -252,7 +260,7 @@ impl ParentReconciler {
         context: &Context,
     ) -> Result<Outcome, SyncError> {
         let ownership = self.ownership(parent, object)?;
-        self.report_selector(parent, &ownership, context);
+        self.report(parent, context).selector(&ownership);
         let last = parent.state.take_record();
         let mut revisions = self.revisions(parent, object, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
@@ -294,10 +302,10 @@ impl ParentReconciler {
                 hook.series.unchanged_sync();
                 parent.state.keep_record(record);
                 self.resync_after(parent, record.resync_after);
-                self.report_flapping(parent, context)
+                self.report(parent, context).flapping()
             }
             HookResponse::Checked(mut response) => {
-                self.report_repeated(parent, response.repeated.as_deref(), context);
+                self.report(parent, context).repeated(response.repeated.as_deref());
                 let rollout = match revisions {
                     Some(revisions) => {
                         let rolled =

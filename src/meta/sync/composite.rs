@@ -35,7 +35,7 @@ impl ParentReconciler {
             match self.remove_finalizer(parent, object.header(), context).await? {
                 Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
                 _ => {
-                    self.report_flapping(parent, context);
+                    self.report(parent, context).flapping();
                     return Ok(None);
                 }
             }
@@ -76,7 +76,7 @@ impl ParentReconciler {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // No further request is sent now, but the hook is healthy.
             Err(SyncError::Throttled { message, after }) => {
-                self.report_flapping(parent, context);
+                self.report(parent, context).flapping();
                 return Err(SyncError::Throttled { message, after });
             }
             Ok(_) | Err(_) => {}
@@ -86,8 +86,8 @@ impl ParentReconciler {
             Ok(status) => (self.write_status(parent, &object, status, context).await, managed),
             Err(unusable) => (Ok(false), with_unusable(hook, Some(unusable), managed)),
         };
-        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
-        let contested = self.report_contested(parent, context);
+        let recheck = is_usable.then(|| self.report(parent, context).flapping()).flatten();
+        let contested = self.report(parent, context).contested();
         let recheck = recheck.into_iter().chain(contested).min();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
         let managed = match (managed, &written) {

@@ -123,12 +123,12 @@ impl ParentReconciler {
         let written = self.write_object(parent, object, decoration, context).await;
         match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
-                self.report_flapping(parent, context);
+                self.report(parent, context).flapping();
                 return Ok(None);
             }
             // No further request is sent now.
             Err(SyncError::Cancelled | SyncError::Throttled { .. }) => {
-                self.report_flapping(parent, context);
+                self.report(parent, context).flapping();
                 return written.map(|_decorated| None);
             }
             // A conflict or a refusal of the object is no reason to leave its attachments as they are.
@@ -153,7 +153,7 @@ impl ParentReconciler {
             // No further request is sent now, and the contested objects are those of an earlier
             // sync.
             Err(error @ SyncError::Throttled { .. }) => {
-                self.report_flapping(parent, context);
+                self.report(parent, context).flapping();
                 return Err(error);
             }
             Ok(_) | Err(_) => {}
@@ -166,8 +166,8 @@ impl ParentReconciler {
             self.remove_finalizer(parent, &header, context).await?;
         }
         let managed = with_unusable(hook, status.err(), managed);
-        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
-        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
+        let recheck = is_usable.then(|| self.report(parent, context).flapping()).flatten();
+        let recheck = recheck.into_iter().chain(self.report(parent, context).contested()).min();
         let (decorated, managed) = completed(written, managed)?;
         let as_desired = managed.as_desired & matches!(decorated, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, value::RawValue};
 
-use super::{ParentReconciler, SyncError, adopt::owners_patch, report::subject};
+use super::{ParentReconciler, SyncError, adopt::owners_patch};
 use crate::{
     controller::Context,
     informer::{Header, Interest, Object, Selection},
@@ -132,13 +132,7 @@ impl ParentReconciler {
              Delete it, unless it is in use elsewhere",
             object.key()
         );
-        self.recorder.publish(
-            context,
-            &subject(parent),
-            Severity::Warning,
-            "RevisionIgnored",
-            &text,
-        );
+        self.report(parent, context).publish(Severity::Warning, "RevisionIgnored", &text);
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them. These

@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::{
     ParentReconciler, SyncError,
     hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
-    report::subject,
     revisions::Revisions,
 };
 use crate::{
@@ -153,7 +152,7 @@ impl ParentReconciler {
             (None, false) => None,
         };
         if let Some((reason, text)) = event {
-            self.recorder.publish(context, &subject(parent), Severity::Normal, reason, &text);
+            self.report(parent, context).publish(Severity::Normal, reason, &text);
         }
         Ok(recheck)
     }
