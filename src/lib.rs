@@ -121,10 +121,10 @@
 //!       it also calls the hook for each older revision, and plans the revision of each child
 //!       (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
 //!    7. the writes follow. A composite writes its children, then the status
-//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`). A
+//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_writes.rs::write_status`). A
 //!       decorator writes the decorated object with its status, then its attachments
 //!       (`src/meta/sync/decorator.rs::decorate`). After the last finalize response, the finalizer
-//!       is removed (`src/meta/sync/parent_finalizer.rs::remove_finalizer`);
+//!       is removed (`src/meta/sync/parent_writes.rs::remove_finalizer`);
 //!    8. the writes of children are ordered (`src/meta/children.rs::plan`): deletions and
 //!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
@@ -308,7 +308,7 @@
 //! | loop of writes is bounded | `src/meta/parent/write_limit.rs::may_write` |
 //! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/sync/decoration.rs` |
 //! | objects are updated where patches are forbidden | `src/meta/resource/patches.rs::merge` |
-//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
+//! | status of a parent is written | `src/meta/sync/parent_writes.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
 //!
 //! ## Declared controllers
 //!

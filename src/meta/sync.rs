@@ -9,8 +9,7 @@ mod decorator;
 mod hook_call;
 mod observation;
 mod owner_chain;
-mod parent_finalizer;
-mod parent_status;
+mod parent_writes;
 mod report;
 mod revision_writes;
 mod revisions;
@@ -28,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use self::{
     hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
+    parent_writes::ParentWriter,
     report::SyncReporter,
 };
 use crate::{
@@ -180,6 +180,11 @@ impl ParentReconciler {
         synced.or_else(|error| self.report(&parent, &context).failed(error))
     }
 
+    fn writer<'a>(&'a self, parent: &'a Parent, context: &'a Context) -> ParentWriter<'a> {
+        let (finalizer, apply, patches) = (&self.finalizer, &self.apply, &self.parents.patches);
+        ParentWriter { finalizer, patches, apply, parent, context }
+    }
+
     fn report<'a>(&'a self, parent: &'a Parent, context: &'a Context) -> SyncReporter<'a> {
         let (recorder, health, types) = (&self.recorder, &*self.parents.hook, &self.types);
         SyncReporter { recorder, health, types, parent, context }
@@ -235,11 +240,11 @@ impl ParentReconciler {
         match step {
             FirstStep::Forget => Ok(Outcome::Done),
             FirstStep::Add => {
-                self.add_finalizer(parent, object, context).await?;
+                self.writer(parent, context).add_finalizer(object.header()).await?;
                 Ok(Outcome::RequeueAfter(Duration::ZERO))
             }
             FirstStep::Remove => {
-                self.remove_finalizer(parent, object.header(), context).await?;
+                self.writer(parent, context).remove_finalizer(object.header()).await?;
                 Ok(Outcome::RequeueAfter(Duration::ZERO))
             }
             FirstStep::Call(kind) => match self.hooks.get(kind) {

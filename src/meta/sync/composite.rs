@@ -32,7 +32,7 @@ impl ParentReconciler {
         let finalized = response.finalized;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
-            match self.remove_finalizer(parent, object.header(), context).await? {
+            match self.writer(parent, context).remove_finalizer(object.header()).await? {
                 Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
                 _ => {
                     self.report(parent, context).flapping();
@@ -68,7 +68,8 @@ impl ParentReconciler {
         let (managed, has_own) = owner_chain::with_depth(managed, owners);
         let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
         if is_freed
-            && let Some(freed) = self.remove_finalizer(parent, object.header(), context).await?
+            && let Some(freed) =
+                self.writer(parent, context).remove_finalizer(object.header()).await?
         {
             object = freed;
         }
@@ -83,7 +84,9 @@ impl ParentReconciler {
         }
         // Written even if children failed, since the status reports that.
         let (written, managed) = match status {
-            Ok(status) => (self.write_status(parent, &object, status, context).await, managed),
+            Ok(status) => {
+                (self.writer(parent, context).write_status(&object, status).await, managed)
+            }
             Err(unusable) => (Ok(false), with_unusable(hook, Some(unusable), managed)),
         };
         let recheck = is_usable.then(|| self.report(parent, context).flapping()).flatten();

@@ -163,7 +163,7 @@ impl ParentReconciler {
             && managed.is_ok()
             && let Some(header) = written.as_ref().ok().and_then(|left| left.result.header(object))
         {
-            self.remove_finalizer(parent, &header, context).await?;
+            self.writer(parent, context).remove_finalizer(&header).await?;
         }
         let managed = with_unusable(hook, status.err(), managed);
         let recheck = is_usable.then(|| self.report(parent, context).flapping()).flatten();
@@ -283,7 +283,7 @@ impl ParentReconciler {
         }
         // An admission webhook may have added finalizers.
         if frees && refused.is_empty() && self.finalizer.is_on(&header) {
-            return Err(self.not_stored("removed"));
+            return Err(self.writer(parent, context).not_stored("removed"));
         }
         let refused = (!refused.is_empty()).then(|| refused.join("; "));
         Ok(Decorated { result: DecorationResult::Differed(Box::new(header)), refused })
