@@ -306,7 +306,7 @@
 //! | object counts as a revision of a parent | `src/meta/sync/revisions.rs::count` |
 //! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
 //! | loop of writes is bounded | `src/meta/parent/write_limit.rs::may_write` |
-//! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/sync/decoration.rs` |
+//! | decorated object is written | `src/meta/sync/decorated_object.rs`, by the plan of `src/meta/sync/decoration.rs` |
 //! | objects are updated where patches are forbidden | `src/meta/resource/patches.rs::merge` |
 //! | status of a parent is written | `src/meta/sync/parent_writes.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
 //!

@@ -4,6 +4,7 @@
 mod adopt;
 mod composite;
 mod customize;
+mod decorated_object;
 mod decoration;
 mod decorator;
 mod hook_call;
