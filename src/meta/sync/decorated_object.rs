@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    ParentReconciler, SyncError,
+    SyncError,
     decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+    parent_writes::ParentWriter,
 };
 use crate::{
-    controller::Context,
     informer::{Header, Object},
     meta::{
         parent::Parent,
@@ -57,28 +57,30 @@ impl DecorationResult {
     }
 }
 
-impl ParentReconciler {
+/// Writer of a decorated object, for one sync.
+pub(super) struct DecoratedObject<'a> {
+    pub(super) writer: ParentWriter<'a>,
+    /// The object as cached.
+    pub(super) object: &'a Object,
+}
+
+impl DecoratedObject<'_> {
     /// Writes the object as decorated, in at most two writes unless one is refused.
-    pub(super) async fn write_object(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        decoration: Decoration<'_>,
-        context: &Context,
-    ) -> Result<Decorated, SyncError> {
-        let mut writes = planned(parent, object, decoration)?;
+    pub(super) async fn write(&self, decoration: Decoration<'_>) -> Result<Decorated, SyncError> {
+        let ParentWriter { apply, parent, context, .. } = self.writer;
+        let mut writes = self.planned(decoration)?;
         let mut is_held_back = false;
         let mut admitted = decoration;
         if let Some(status) = status_of(&writes)
-            && !self.may_write_status(parent, status)
+            && !self.may_write_status(status)
         {
             is_held_back = true;
             admitted = Decoration { status: None, ..decoration };
-            writes = planned(parent, object, admitted)?;
+            writes = self.planned(admitted)?;
         }
         if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
             && decorates(metadata)
-            && !self.apply.may_write(parent, METADATA)
+            && !apply.may_write(parent, METADATA)
         {
             is_held_back = true;
             metadata.retain(|field, _| field == FINALIZERS);
@@ -88,35 +90,33 @@ impl ParentReconciler {
         }
         if writes == DecorationWrites::default() {
             let result = if is_held_back {
-                DecorationResult::Differed(Box::new(object.header().clone()))
+                DecorationResult::Differed(Box::new(self.object.header().clone()))
             } else {
                 DecorationResult::AsDesired
             };
             return Ok(Decorated { result, refused: None });
         }
         context.release_slot();
-        self.send(parent, object, writes, admitted, context).await
+        self.send(writes, admitted).await
     }
 
     /// Returns whether a status is to be written: the server has not changed the same one before,
     /// and the write limit admits it.
-    fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
-        !parent.state.status_settled(status.wanted, status.seen)
-            && self.apply.may_write(parent, STATUS)
+    fn may_write_status(&self, status: &StatusWrite) -> bool {
+        let ParentWriter { apply, parent, .. } = self.writer;
+        !parent.state.status_settled(status.wanted, status.seen) && apply.may_write(parent, STATUS)
     }
 
     /// Sends the writes of an object, each for the version that the last one has left. A write of
     /// several parts that is refused is sent again part by part.
     async fn send(
         &self,
-        parent: &Parent,
-        object: &Object,
         writes: DecorationWrites,
         decoration: Decoration<'_>,
-        context: &Context,
     ) -> Result<Decorated, SyncError> {
+        let ParentWriter { finalizer, parent, context, .. } = self.writer;
         let resource = Resource::new(context.requester(), &parent.served);
-        let mut header = object.header().clone();
+        let mut header = self.object.header().clone();
         let mut refused = Vec::new();
         if let Some(status) = &writes.status {
             match resource.update_status(&parent.key, status.body.clone()).await {
@@ -124,7 +124,7 @@ impl ParentReconciler {
                     if let Some(stored) = stored.version() {
                         header.resource_version = stored.into();
                     }
-                    self.wrote_status(parent, status, &stored);
+                    self.wrote_status(status, &stored);
                 }
                 Err(error) if is_gone(&error) => {
                     let result = missing_status(&resource, parent).await?;
@@ -138,17 +138,15 @@ impl ParentReconciler {
         // True if the pending writes are parts of a write that was refused.
         let mut is_part = false;
         while let Some(write) = pending.pop_front() {
-            let text = match self.send_part(&resource, parent, &write, &header).await {
+            let text = match self.send_part(&resource, &write, &header).await {
                 Ok(text) => text,
                 Err(error) if is_gone(&error) => {
                     return Ok(Decorated { result: DecorationResult::Gone, refused: None });
                 }
                 Err(error) => {
                     let refusal = refusal(DOING, &error)?;
-                    let parts = match is_part {
-                        true => Vec::new(),
-                        false => parts_of(write, parent, object, decoration)?,
-                    };
+                    let parts =
+                        if is_part { Vec::new() } else { self.parts_of(write, decoration)? };
                     if parts.is_empty() {
                         refused.push(refusal);
                     }
@@ -157,14 +155,14 @@ impl ParentReconciler {
                     continue;
                 }
             };
-            header = self.wrote_part(parent, &write, &text)?;
+            header = self.wrote_part(&write, &text)?;
             if frees && parent.terminating && header.finalizers.is_empty() {
                 return Ok(Decorated { result: DecorationResult::Freed, refused: None });
             }
         }
         // An admission webhook may have added finalizers.
-        if frees && refused.is_empty() && self.finalizer.is_on(&header) {
-            return Err(self.writer(parent, context).not_stored("removed"));
+        if frees && refused.is_empty() && finalizer.is_on(&header) {
+            return Err(self.writer.not_stored("removed"));
         }
         let refused = (!refused.is_empty()).then(|| refused.join("; "));
         Ok(Decorated { result: DecorationResult::Differed(Box::new(header)), refused })
@@ -174,14 +172,14 @@ impl ParentReconciler {
     async fn send_part(
         &self,
         resource: &Resource<'_>,
-        parent: &Parent,
         write: &ObjectWrite,
         header: &Header,
     ) -> Result<Box<RawValue>, kube::Error> {
+        let ParentWriter { patches, parent, .. } = self.writer;
         match write {
             ObjectWrite::Patch(metadata) => {
                 let patch = ObjectWrite::patch(metadata, &parent.uid, &header.resource_version);
-                self.parents.patches.merge(resource, &parent.key, &patch).await
+                patches.merge(resource, &parent.key, &patch).await
             }
             ObjectWrite::Replace(status) => {
                 resource.replace(&parent.key, status.body.clone()).await
@@ -190,17 +188,13 @@ impl ParentReconciler {
     }
 
     /// Records a write of an object. Returns the header as stored.
-    fn wrote_part(
-        &self,
-        parent: &Parent,
-        write: &ObjectWrite,
-        text: &RawValue,
-    ) -> Result<Header, SyncError> {
+    fn wrote_part(&self, write: &ObjectWrite, text: &RawValue) -> Result<Header, SyncError> {
+        let parent = self.writer.parent;
         let unreadable = |why: String| SyncError::Failed(format!("{DOING}: {why}"));
         let stored: StoredObject = serde_json::from_str(text.get())
             .map_err(|error| unreadable(redaction::decoding(error)))?;
         match write {
-            ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
+            ObjectWrite::Replace(status) => self.wrote_status(status, &stored),
             ObjectWrite::Patch(metadata) if decorates(metadata) => {
                 parent.state.wrote(METADATA);
             }
@@ -211,43 +205,40 @@ impl ParentReconciler {
         Ok(stored.header().clone())
     }
 
-    fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
-        parent.state.wrote(STATUS);
-        parent.state.record_stored_status(status.wanted, stored.status);
+    fn wrote_status(&self, status: &StatusWrite, stored: &StoredObject) {
+        let state = &self.writer.parent.state;
+        state.wrote(STATUS);
+        state.record_stored_status(status.wanted, stored.status);
     }
-}
 
-/// Returns the writes that decorate an object.
-fn planned(
-    parent: &Parent,
-    object: &Object,
-    decoration: Decoration<'_>,
-) -> Result<DecorationWrites, SyncError> {
-    let has_status = parent.served.subresources.status;
-    decoration::writes(&object.json(), decoration, has_status).map_err(|error| {
-        SyncError::Failed(format!("the object is unreadable: {}", redaction::decoding(error)))
-    })
-}
+    /// Returns the writes that decorate the object.
+    fn planned(&self, decoration: Decoration<'_>) -> Result<DecorationWrites, SyncError> {
+        let has_status = self.writer.parent.served.subresources.status;
+        decoration::writes(&self.object.json(), decoration, has_status).map_err(|error| {
+            SyncError::Failed(format!("the object is unreadable: {}", redaction::decoding(error)))
+        })
+    }
 
-/// Returns the parts of a write that was refused; empty if it has one part alone.
-fn parts_of(
-    write: ObjectWrite,
-    parent: &Parent,
-    object: &Object,
-    decoration: Decoration<'_>,
-) -> Result<Vec<ObjectWrite>, SyncError> {
-    match write {
-        ObjectWrite::Patch(metadata) if metadata.len() > 1 => Ok(fields_alone(metadata)),
-        ObjectWrite::Patch(_) => Ok(Vec::new()),
-        ObjectWrite::Replace(_) => {
-            let metadata = planned(parent, object, Decoration { status: None, ..decoration })?;
-            let Some(ObjectWrite::Patch(metadata)) = metadata.object else {
-                return Ok(Vec::new());
-            };
-            let (labels, annotations) = (&StringChanges::default(), &StringChanges::default());
-            let status = Decoration { labels, annotations, finalizer: None, ..decoration };
-            let status = planned(parent, object, status)?.object;
-            Ok(status.into_iter().chain(fields_alone(metadata)).collect())
+    /// Returns the parts of a write that was refused; empty if it has one part alone.
+    fn parts_of(
+        &self,
+        write: ObjectWrite,
+        decoration: Decoration<'_>,
+    ) -> Result<Vec<ObjectWrite>, SyncError> {
+        match write {
+            ObjectWrite::Patch(metadata) if metadata.len() > 1 => Ok(fields_alone(metadata)),
+            ObjectWrite::Patch(_) => Ok(Vec::new()),
+            ObjectWrite::Replace(_) => {
+                let metadata = self.planned(Decoration { status: None, ..decoration })?;
+                let Some(ObjectWrite::Patch(metadata)) = metadata.object else {
+                    return Ok(Vec::new());
+                };
+                let none = &StringChanges::default();
+                let status =
+                    Decoration { labels: none, annotations: none, finalizer: None, ..decoration };
+                let status = self.planned(status)?.object;
+                Ok(status.into_iter().chain(fields_alone(metadata)).collect())
+            }
         }
     }
 }

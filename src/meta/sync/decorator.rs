@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     ParentReconciler, SyncError,
-    decorated_object::{Decorated, DecorationResult},
+    decorated_object::{Decorated, DecoratedObject, DecorationResult},
     decoration::Decoration,
     hook_call::{CheckedResponse, with_unusable},
     owner_chain,
@@ -77,7 +77,8 @@ impl ParentReconciler {
             status: status.as_ref().ok().and_then(Option::as_deref),
             finalizer: frees_first.then_some(&*self.finalizer.name),
         };
-        let written = self.write_object(parent, object, decoration, context).await;
+        let decorated = DecoratedObject { writer: self.writer(parent, context), object };
+        let written = decorated.write(decoration).await;
         match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
                 self.report(parent, context).flapping();
