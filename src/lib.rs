@@ -108,13 +108,13 @@
 //!       (`src/meta/sync.rs::sync`);
 //!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
 //!       reads the objects that the customize hook relates to the parent
-//!       (`src/meta/sync/customize.rs::related`);
+//!       (`src/meta/sync/customize.rs::latest`);
 //!    3. it declares its interest in children, and claims and adopts them
 //!       (`src/meta/sync/observation.rs::observe`, by `src/meta/children/claim.rs`; the writes in
 //!       `src/meta/sync/adopt.rs`);
 //!    4. it assembles the hook request from cached bytes
 //!       (`src/meta/protocol/request.rs::sync_request`);
-//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hooks.rs::call`,
+//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call`, then `src/meta/hooks.rs::call`,
 //!       over HTTP `src/meta/hooks/webhook.rs::exchange`), and ends here if request and response equal
 //!       those of the last sync (`src/meta/parent/sync_record.rs::unchanged_since`);
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`). During a rolling update
@@ -284,7 +284,7 @@
 //! | mechanism | place |
 //! |---|---|
 //! | metrics of hooks, removed with their controller | `src/meta/hooks/metrics.rs::series` |
-//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
+//! | hook response is validated | `src/meta/sync/hook_call.rs::call`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/parent/sync_error.rs::of_hook` |
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/supervisor/status.rs` |
 //! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/parent/health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |

@@ -27,7 +27,9 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use self::{
-    hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
+    customize::RelatedReader,
+    hook_call::{HookCaller, HookResponse, RevisionCall, SyncCaller},
+    observation::ChildReader,
     parent_writes::ParentWriter,
     report::SyncReporter,
 };
@@ -39,7 +41,9 @@ use crate::{
     meta::{
         api::controller_kind::ControllerKind,
         apply::Apply,
-        children::{ChildContext, adoption::AdoptionRule, claim, ownership::Ownership},
+        children::{
+            CheckedChildren, ChildContext, adoption::AdoptionRule, claim, ownership::Ownership,
+        },
         definition::{
             Definition,
             finalizer::{Finalizer, FirstStep},
@@ -52,7 +56,6 @@ use crate::{
         options::MetaOptions,
         parent::{Parent, resync, sync_error::SyncError},
         parents::Parents,
-        protocol::ObservedObjects,
         recorder::EventRecorder,
     },
     redaction,
@@ -186,6 +189,17 @@ impl ParentReconciler {
         ParentWriter { finalizer, patches, apply, parent, context }
     }
 
+    fn caller<'a>(&'a self, parent: &'a Parent, context: &'a Context) -> HookCaller<'a> {
+        HookCaller {
+            definition: &self.definition,
+            options: &self.options,
+            budget: &self.budget,
+            health: &self.parents.hook,
+            parent,
+            context,
+        }
+    }
+
     fn report<'a>(&'a self, parent: &'a Parent, context: &'a Context) -> SyncReporter<'a> {
         let (recorder, health, types) = (&self.recorder, &*self.parents.hook, &self.types);
         SyncReporter { recorder, health, types, parent, context }
@@ -268,37 +282,37 @@ impl ParentReconciler {
         let ownership = self.ownership(parent, object)?;
         self.report(parent, context).selector(&ownership);
         let last = parent.state.take_record();
-        let mut revisions = self.revisions(parent, object, context).await?;
+        let revisions = self.revisions(parent, object, context).await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
-        let (related_rules, related) = self.related(parent, object, older, context).await?;
-        if let Some(revisions) = &mut revisions {
-            revisions.related_rules = related_rules;
-        }
-        let observation = self.observe(parent, &ownership, context).await?;
+        let reader = RelatedReader {
+            caller: self.caller(parent, context),
+            hook: self.hooks.get(HookKind::Customize),
+            related: &self.parents.related,
+            types: &self.types,
+            restricted: self.restricted.as_deref(),
+        };
+        let related = reader.latest(object, older).await?;
+        let children = ChildReader {
+            definition: &self.definition,
+            types: &self.types,
+            parents: &self.parents,
+            restricted: self.restricted.as_deref(),
+            parent,
+            context,
+        };
+        let observed = children.observe(ownership).await?;
         let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
-            && let Some(unread) = observation.missing.iter().find(is_unread)
+            && let Some(unread) = observed.missing.iter().find(is_unread)
         {
             // A hook that sees no children may answer that the parent is finalized.
             return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
         }
-        let rules = ChildContext {
-            parent,
-            groups: &observation.groups,
-            missing: &observation.missing,
-            ownership: &ownership,
-            observed: &observation.children,
-            restricted: self.restricted.as_deref(),
-        };
-        let objects = ObservedObjects {
-            groups: &observation.groups,
-            absent: &observation.absent,
-            children: &observation.children,
-            related: &related,
-        };
+        let rules = observed.rules();
         let digest = revisions.as_ref().map_or(0, |revisions| revisions.digest);
-        let call = RevisionCall { json: ParentJson::Cached(object), name: None, digest };
-        let response = self.call_hook(hook, call, &rules, objects, last, context).await?;
+        let caller = self.caller(parent, context);
+        let calls = SyncCaller { caller, hook, observed: &observed, digest };
+        let response = calls.call(RevisionCall::of_latest(object), &related.groups, last).await?;
         if !self.is_served(parent, context) {
             // The type was removed during the call, and other types keep the epoch running.
             return Err(SyncError::Cancelled);
@@ -307,20 +321,20 @@ impl ParentReconciler {
             HookResponse::Unchanged(record) => {
                 hook.series.unchanged_sync();
                 parent.state.keep_record(record);
-                self.resync_after(parent, record.resync_after);
+                parent.state.resync_after(record.resync_after);
                 self.report(parent, context).flapping()
             }
             HookResponse::Checked(mut response) => {
-                self.report(parent, context).repeated(response.repeated.as_deref());
+                self.report(parent, context).repeated(response.children.repeated.as_deref());
                 let rollout = match revisions {
                     Some(revisions) => {
-                        let rolled =
-                            self.roll(hook, &rules, objects, revisions, &mut response, context);
+                        let related = (&reader, &related);
+                        let rolled = self.roll(&calls, related, &rules, revisions, &mut response);
                         Some(rolled.await?)
                     }
                     None => None,
                 };
-                self.resync_after(parent, response.record.resync_after);
+                parent.state.resync_after(response.record.resync_after);
                 if response.is_usable() {
                     self.parents.hook.answered(&parent.key);
                 }
@@ -363,13 +377,6 @@ impl ParentReconciler {
         }
     }
 
-    /// Records the time that a response requests, before anything that may fail.
-    fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
-        if let Some(after) = after {
-            parent.state.resync_after(after);
-        }
-    }
-
     /// Returns the next end of the period of resyncs of a parent.
     pub(crate) fn next_tick(&self, uid: &str) -> Option<Instant> {
         let period = self.definition.resync_period;
@@ -393,14 +400,14 @@ impl ParentReconciler {
         &self,
         object: &Object,
         rules: &ChildContext<'_>,
-        response: &mut CheckedResponse,
+        children: &mut CheckedChildren,
         context: &Context,
     ) -> Result<bool, SyncError> {
         let &ChildContext { parent, groups, .. } = rules;
         let is_own = |group: usize| owner_chain::is_same_type(&groups[group], parent);
         let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
         let Ok(store) = context.store(&own.type_ref) else { return Ok(true) };
-        let CheckedResponse { desired, held, .. } = response;
+        let CheckedChildren { desired, held, .. } = children;
         if !desired.iter().any(|child| is_own(child.group)) {
             return Ok(false);
         }

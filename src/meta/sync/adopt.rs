@@ -6,9 +6,8 @@ use futures::{FutureExt, StreamExt, stream};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json, value::RawValue};
 
-use super::{ParentReconciler, SyncError};
+use super::{SyncError, observation::ChildReader};
 use crate::{
-    controller::Context,
     informer::{Header, Object, Selector},
     kind::ServedType,
     meta::{
@@ -30,20 +29,18 @@ use crate::{
 /// Number of orphans that one sync reads for adoption; the next sync reads more.
 const MAX_ADOPTIONS: usize = 1000;
 
-impl ParentReconciler {
+impl ChildReader<'_> {
     /// Returns the candidates that are children, after adopting and releasing. These writes overlap,
     /// and hold no worker slot.
     pub(super) async fn claim(
         &self,
-        parent: &Parent,
         ownership: &Ownership,
         groups: &[ServedChildType],
         candidates: Vec<(usize, Object)>,
-        context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
         // A decorator claims by its annotation.
         let Some(selector) = ownership.selector() else { return Ok(Vec::new()) };
-        let parents = &*self.parents;
+        let Self { parents, parent, context, .. } = *self;
         let decide = |group: usize, object: &Object| {
             let header = object.header();
             match claim::claim(header, &parent.uid, parent.terminating, selector) {

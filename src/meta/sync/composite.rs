@@ -13,7 +13,7 @@ use crate::{
     informer::Object,
     meta::{
         apply::{ApplyResult, NOTHING},
-        children::ChildContext,
+        children::{CheckedChildren, ChildContext},
     },
 };
 
@@ -42,10 +42,11 @@ impl ParentReconciler {
         }
         let manages = self.finalizer.manages_children(object.header());
         let owners = match manages {
-            true => self.check_owners(&object, rules, &mut response, context),
+            true => self.check_owners(&object, rules, &mut response.children, context),
             false => Ok(false),
         };
-        let CheckedResponse { hook, desired, unusable, held, status, record, .. } = response;
+        let CheckedResponse { hook, children, status, record, .. } = response;
+        let CheckedChildren { desired, unusable, held, .. } = children;
         let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
         let rechecked = match &rollout {
             Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,

@@ -14,7 +14,7 @@ use crate::{
     informer::Object,
     meta::{
         apply::{ApplyResult, NOTHING},
-        children::ChildContext,
+        children::{CheckedChildren, ChildContext},
     },
 };
 
@@ -51,21 +51,12 @@ impl ParentReconciler {
         let parent = rules.parent;
         let manages = self.finalizer.manages_children(object.header());
         let owners = match manages {
-            true => self.check_owners(object, rules, &mut response, context),
+            true => self.check_owners(object, rules, &mut response.children, context),
             false => Ok(false),
         };
-        let CheckedResponse {
-            hook,
-            desired,
-            unusable,
-            held,
-            status,
-            labels,
-            annotations,
-            record,
-            finalized,
-            ..
-        } = response;
+        let CheckedResponse { hook, children, status, labels, annotations, record, finalized } =
+            response;
+        let CheckedChildren { desired, unusable, held, .. } = children;
         let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
         let frees = finalized && self.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then

@@ -20,7 +20,6 @@ use crate::{
         json::digest::digest,
         parent::Parent,
         recorder::Severity,
-        related::customize::RelatedRule,
         resource::{Resource, is_gone},
         rollout::{
             OlderParent, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
@@ -45,8 +44,6 @@ pub(super) struct Revisions {
     pub(super) digest: u64,
     /// The parent, decoded.
     pub(super) parent: Value,
-    /// Rules of the customize hook for the current parent.
-    pub(super) related_rules: Arc<[RelatedRule]>,
 }
 
 impl ParentReconciler {
@@ -115,9 +112,7 @@ impl ParentReconciler {
             Some(latest) => Revision { patch: new.patch, ..latest },
             None => new,
         };
-        let related_rules = Arc::default();
-        let parent = json;
-        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent, related_rules }))
+        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent: json }))
     }
 
     /// Reports an object that does not count as a revision, once for each of its versions.

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::{
     ParentReconciler, SyncError,
-    hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
+    customize::{LatestRelated, RelatedReader},
+    hook_call::{CheckedResponse, HookResponse, RevisionCall, SyncCaller},
     revisions::Revisions,
 };
 use crate::{
@@ -22,9 +23,8 @@ use crate::{
             ChildRule,
             apply_strategy::{ApplyRule, ApplyStrategy},
         },
-        hooks::{counted::CountedHook, rule::HookKind},
+        hooks::rule::HookKind,
         parent::{Parent, equal_children::EqualChildren},
-        protocol::ObservedObjects,
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
@@ -54,26 +54,26 @@ impl ParentReconciler {
     /// the latest revision: children, status, resync and end of finalizing are those of all.
     pub(super) async fn roll(
         &self,
-        hook: &CountedHook,
+        calls: &SyncCaller<'_>,
+        related: (&RelatedReader<'_>, &LatestRelated),
         rules: &ChildContext<'_>,
-        objects: ObservedObjects<'_>,
         revisions: Revisions,
         response: &mut CheckedResponse,
-        context: &Context,
     ) -> Result<PlannedRollout, SyncError> {
         let rolling = RollingChildren::new(self, rules);
         let latest = rolling.wanted(response);
         let ended: Vec<_> = {
             // Children are decoded one at a time.
-            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
-            let is_sync = hook.kind == HookKind::Sync;
+            let _permit =
+                self.budget.decode_permit(rolling.largest(&response.children.desired)).await;
+            let is_sync = calls.hook.kind == HookKind::Sync;
             let older = revisions.older.iter();
             older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
         };
         let live = revisions.older.iter().zip(&ended).filter(|(_, has_ended)| !**has_ended);
         let live: Vec<_> = live.map(|(older, _)| older).collect();
-        let related =
-            self.related_to_older(rules.parent, &revisions.related_rules, &live, context).await?;
+        let (reader, latest_related) = related;
+        let related = reader.older(latest_related, &live).await?;
         let mut related = related.iter();
         let mut older_responses = Vec::with_capacity(revisions.older.len());
         for (older, has_ended) in revisions.older.iter().zip(ended) {
@@ -82,13 +82,7 @@ impl ParentReconciler {
                 continue;
             }
             let related = related.next().map_or(&[][..], Vec::as_slice);
-            let call = RevisionCall {
-                json: ParentJson::Older(&older.json),
-                name: Some(&older.revision.key.name),
-                digest: revisions.digest,
-            };
-            let objects = ObservedObjects { related, ..objects };
-            let called = self.call_hook(hook, call, rules, objects, None, context).await;
+            let called = calls.call(RevisionCall::of_older(older), related, None).await;
             match called.map_err(|error| error.about_revision(&older.revision.key))? {
                 HookResponse::Checked(response) => older_responses.push(Some(response)),
                 // Without an earlier record, no response is unchanged.
@@ -99,7 +93,8 @@ impl ParentReconciler {
             older_responses.iter().map(|older| rolling.wanted_by(older.as_deref())).collect();
         let planned = {
             // Children are decoded one at a time.
-            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
+            let _permit =
+                self.budget.decode_permit(rolling.largest(&response.children.desired)).await;
             rolling.plan(self, &revisions, response, &latest, &older)
         };
         let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
@@ -117,11 +112,11 @@ impl ParentReconciler {
             let resync = &mut response.record.resync_after;
             *resync = resync.iter().chain(&older.record.resync_after).min().copied();
         }
-        let (desired, held) = rolling.assign(&response.desired, &older, &planned);
-        response.desired = desired;
-        response.held.extend(held);
+        let (desired, held) = rolling.assign(&response.children.desired, &older, &planned);
+        response.children.desired = desired;
+        response.children.held.extend(held);
         for older in older_responses.into_iter().flatten() {
-            response.unusable.extend(older.unusable);
+            response.children.unusable.extend(older.children.unusable);
         }
         Ok(PlannedRollout { revisions, plan: planned })
     }
@@ -233,9 +228,9 @@ impl<'a> RollingChildren<'a> {
     }
 
     fn wanted<'d>(&self, response: &'d CheckedResponse) -> DesiredById<'d> {
-        let desired = named(&response.desired);
+        let desired = named(&response.children.desired);
         let desired = desired.map(|desired| (self.id(desired.group, &desired.key), Some(desired)));
-        let held = response.held.iter().map(|(group, key)| (self.id(*group, key), None));
+        let held = response.children.held.iter().map(|(group, key)| (self.id(*group, key), None));
         desired.chain(held).filter_map(|(id, desired)| Some((id?, desired))).collect()
     }
 
@@ -263,8 +258,9 @@ impl<'a> RollingChildren<'a> {
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> Plan {
-        let desired = named(&response.desired).map(|desired| (desired.group, &desired.key));
-        let held = response.held.iter().map(|(group, key)| (*group, key));
+        let desired =
+            named(&response.children.desired).map(|desired| (desired.group, &desired.key));
+        let held = response.children.held.iter().map(|(group, key)| (*group, key));
         let wanted = desired.chain(held);
         let wanted: Vec<_> = wanted.filter_map(|(group, key)| self.id(group, key)).collect();
         let all_older = revisions.older.iter().zip(older);
@@ -284,7 +280,7 @@ impl<'a> RollingChildren<'a> {
             |id, assigned| self.observe(id, assigned, latest, older),
         );
         // The rollout has passed the children that cannot be written, and waits for them at its end.
-        let unusable = response.held.iter().find_map(|(group, key)| self.id(*group, key));
+        let unusable = response.children.held.iter().find_map(|(group, key)| self.id(*group, key));
         if let Some(child) = unusable.filter(|_| planned.progress == RolloutProgress::Complete) {
             planned.progress = RolloutProgress::Waiting(RolloutWait::unusable(&child));
         }
