@@ -106,7 +106,7 @@
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
 //!       first, if that is due (`src/meta/definition/finalizer.rs::first_step`). The other steps are one sync
 //!       (`src/meta/sync.rs::sync`);
-//!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
+//!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::claim`), and
 //!       reads the objects that the customize hook relates to the parent
 //!       (`src/meta/sync/customize.rs::latest`);
 //!    3. it declares its interest in children, and claims and adopts them
@@ -302,7 +302,7 @@
 //! | child of an earlier parent of the same name is deleted | `src/meta/apply/left_behind.rs::delete_left_behind` |
 //! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/children/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields` |
-//! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
+//! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write`, from the input `src/meta/rollout/input.rs::cache` |
 //! | object counts as a revision of a parent | `src/meta/sync/revisions.rs::count` |
 //! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
 //! | loop of writes is bounded | `src/meta/parent/write_limit.rs::may_write` |

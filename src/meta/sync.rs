@@ -32,6 +32,7 @@ use self::{
     observation::ChildReader,
     parent_writes::ParentWriter,
     report::SyncReporter,
+    revisions::RolloutSync,
 };
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
@@ -282,7 +283,18 @@ impl ParentReconciler {
         let ownership = self.ownership(parent, object)?;
         self.report(parent, context).selector(&ownership);
         let last = parent.state.take_record();
-        let revisions = self.revisions(parent, object, context).await?;
+        let rolls =
+            self.definition.is_rolling() && self.finalizer.manages_children(object.header());
+        let namespace = parent.key.namespace.as_ref().or(self.restricted.as_ref());
+        let rollout = RolloutSync {
+            definition: &self.definition,
+            budget: &self.budget,
+            apply: &self.apply.rule,
+            parents: &self.parents,
+            namespace: namespace.unwrap_or(&self.options.revision_namespace),
+            reporter: self.report(parent, context),
+        };
+        let revisions = if rolls { Some(rollout.claim(object).await?) } else { None };
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
         let reader = RelatedReader {
             caller: self.caller(parent, context),
@@ -327,11 +339,7 @@ impl ParentReconciler {
             HookResponse::Checked(mut response) => {
                 self.report(parent, context).repeated(response.children.repeated.as_deref());
                 let rollout = match revisions {
-                    Some(revisions) => {
-                        let related = (&reader, &related);
-                        let rolled = self.roll(&calls, related, &rules, revisions, &mut response);
-                        Some(rolled.await?)
-                    }
+                    Some(revisions) => Some(revisions.roll(&calls, &related, &mut response).await?),
                     None => None,
                 };
                 parent.state.resync_after(response.record.resync_after);

@@ -25,7 +25,7 @@ impl ParentReconciler {
         object: &Object,
         rules: &ChildContext<'_>,
         mut response: CheckedResponse,
-        rollout: Option<PlannedRollout>,
+        rollout: Option<PlannedRollout<'_>>,
         context: &Context,
     ) -> Result<Option<Duration>, SyncError> {
         let (parent, mut object) = (rules.parent, object.clone());
@@ -49,7 +49,7 @@ impl ParentReconciler {
         let CheckedChildren { desired, unusable, held, .. } = children;
         let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
         let rechecked = match &rollout {
-            Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
+            Some(rollout) if manages => rollout.write().await,
             Some(_) | None => Ok(None),
         };
         let managed = match &rechecked {

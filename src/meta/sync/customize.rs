@@ -24,9 +24,9 @@ use crate::{
 /// Rules of one response.
 type SharedRules = Arc<[RelatedRule]>;
 
-/// Rules of the customize hook for the current parent, and the objects that they relate to it.
-#[derive(Default)]
-pub(super) struct LatestRelated {
+/// Objects that the customize hook relates to the current parent, with its rules.
+pub(super) struct LatestRelated<'a> {
+    reader: RelatedReader<'a>,
     rules: SharedRules,
     pub(super) groups: Vec<RelatedGroup>,
 }
@@ -42,21 +42,21 @@ pub(super) struct RelatedReader<'a> {
     pub(super) restricted: Option<&'a str>,
 }
 
-impl RelatedReader<'_> {
+impl<'a> RelatedReader<'a> {
     /// Reads the objects that the customize hook relates to the current parent; none without such a
     /// hook. The last rules of older revisions stay in use, even if they are outdated.
-    /// [`Self::older`] requests them anew only after the sync hook was called, and until then their
-    /// types would lose their caches.
+    /// [`LatestRelated::older`] requests them anew only after the sync hook was called, and until
+    /// then their types would lose their caches.
     pub(super) async fn latest(
-        &self,
+        self,
         object: &Object,
         older: &[OlderParent],
-    ) -> Result<LatestRelated, SyncError> {
-        let (related, parent) = (self.related, self.caller.parent);
+    ) -> Result<LatestRelated<'a>, SyncError> {
+        let (related, HookCaller { parent, context, .. }) = (self.related, self.caller);
         let Some(hook) = self.hook else {
             // An earlier definition may have declared the hook.
-            related.leave(&parent.key, self.caller.context);
-            return Ok(LatestRelated::default());
+            related.leave(&parent.key, context);
+            return Ok(LatestRelated { reader: self, rules: Arc::default(), groups: Vec::new() });
         };
         let uids: Vec<_> = older.iter().map(|it| RevisionCall::of_older(it).uid(parent)).collect();
         let kept = related.rules_of_older(&parent.key, &parent.uid, &uids);
@@ -74,7 +74,7 @@ impl RelatedReader<'_> {
             }
         }
         let groups = read.map_err(|error| self.error(hook, error))?;
-        Ok(LatestRelated { rules, groups })
+        Ok(LatestRelated { reader: self, rules, groups })
     }
 
     /// Returns the rules of the latest revision, and those of older ones that are not outdated.
@@ -88,29 +88,6 @@ impl RelatedReader<'_> {
             current.extend(self.known_rules(RevisionCall::of_older(older))?.1);
         }
         Ok(current)
-    }
-
-    /// Reads the objects that the customize hook relates to a parent as of each older revision.
-    pub(super) async fn older(
-        &self,
-        latest: &LatestRelated,
-        older: &[&OlderParent],
-    ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
-        let Some(hook) = self.hook else {
-            return Ok(vec![Vec::new(); older.len()]);
-        };
-        let mut all = vec![Arc::clone(&latest.rules)];
-        for older in older {
-            let rules = self.rules(hook, RevisionCall::of_older(older)).await;
-            all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
-        }
-        let wanted = union(&all);
-        let mut related = Vec::with_capacity(older.len());
-        for rules in &all[1..] {
-            let read = self.read(rules, &wanted, &wanted).await;
-            related.push(read.map_err(|error| self.error(hook, error))?);
-        }
-        Ok(related)
     }
 
     /// Reads the objects of some of the rules of a parent. `wanted` are those of all its revisions,
@@ -192,6 +169,31 @@ impl RelatedReader<'_> {
         })?;
         self.related.keep_response(&parent.key, &called.uid(parent), declared, &rules);
         Ok(rules)
+    }
+}
+
+impl LatestRelated<'_> {
+    /// Reads the objects that the customize hook relates to a parent as of each older revision.
+    pub(super) async fn older(
+        &self,
+        older: &[&OlderParent],
+    ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
+        let Self { reader, rules: latest, .. } = self;
+        let Some(hook) = reader.hook else {
+            return Ok(vec![Vec::new(); older.len()]);
+        };
+        let mut all = vec![Arc::clone(latest)];
+        for older in older {
+            let rules = reader.rules(hook, RevisionCall::of_older(older)).await;
+            all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
+        }
+        let wanted = union(&all);
+        let mut related = Vec::with_capacity(older.len());
+        for rules in &all[1..] {
+            let read = reader.read(rules, &wanted, &wanted).await;
+            related.push(read.map_err(|error| reader.error(hook, error))?);
+        }
+        Ok(related)
     }
 }
 

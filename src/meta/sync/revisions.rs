@@ -9,16 +9,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, value::RawValue};
 
-use super::{ParentReconciler, SyncError, adopt::owners_patch};
+use super::{SyncError, adopt::owners_patch, report::SyncReporter};
 use crate::{
-    controller::Context,
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
         apply::is_alive,
         children::{foreign_objects::ForeignReason, owner_reference},
+        definition::{Definition, apply_strategy::ApplyRule},
+        hooks::budget::ControllerBudget,
         json::digest::digest,
         parent::Parent,
+        parents::Parents,
         recorder::Severity,
         resource::{Resource, is_gone},
         rollout::{
@@ -30,7 +32,8 @@ use crate::{
 };
 
 /// Live revisions of one parent.
-pub(super) struct Revisions {
+pub(super) struct Revisions<'a> {
+    pub(super) sync: RolloutSync<'a>,
     /// Type of revisions.
     pub(super) served: Arc<ServedType>,
     /// Revision of the current parent.
@@ -46,23 +49,26 @@ pub(super) struct Revisions {
     pub(super) parent: Value,
 }
 
-impl ParentReconciler {
-    /// Claims the revisions of a parent; `None` if its children are not updated one at a time.
-    pub(super) async fn revisions(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        context: &Context,
-    ) -> Result<Option<Revisions>, SyncError> {
-        let definition = &*self.definition;
-        if !definition.is_rolling() || !self.finalizer.manages_children(object.header()) {
-            return Ok(None);
-        }
+/// Rollout of one parent in one sync: claims its revisions, plans, and writes them.
+#[derive(Clone, Copy)]
+pub(super) struct RolloutSync<'a> {
+    pub(super) definition: &'a Definition,
+    pub(super) budget: &'a ControllerBudget,
+    /// Apply strategy of the children.
+    pub(super) apply: &'a ApplyRule,
+    pub(super) parents: &'a Parents,
+    /// Namespace of the revisions.
+    pub(super) namespace: &'a Arc<str>,
+    pub(super) reporter: SyncReporter<'a>,
+}
+
+impl<'a> RolloutSync<'a> {
+    /// Claims the revisions of a parent, whose children are updated one at a time.
+    pub(super) async fn claim(self, object: &Object) -> Result<Revisions<'a>, SyncError> {
+        let Self { namespace, reporter: SyncReporter { parent, context, .. }, .. } = self;
         let cache = self.parents.revisions.cache(&parent.key, context).await?;
         let RevisionCache { served, store, moving } = cache;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
-        let namespace = parent.key.namespace.as_ref().or(self.restricted.as_ref());
-        let namespace = namespace.unwrap_or(&self.options.revision_namespace);
         let orphans = Selection {
             namespace: Some(namespace.clone()),
             selector: orphan_selector(owner.identity),
@@ -76,13 +82,13 @@ impl ParentReconciler {
         let (mut objects, candidates) = found
             .into_iter()
             .partition::<Vec<_>, _>(|revision| revision.is_controlled_by(&parent.uid));
-        objects.extend(self.adopt_revisions(parent, &served, candidates, context).await?);
+        objects.extend(self.adopt(&served, candidates).await?);
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
         let _permit = self.budget.decode_permit(object.json_len()).await;
         let json: Value = serde_json::from_slice(&object.json()).map_err(|error| {
             SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
         })?;
-        let fields = &definition.revision_fields;
+        let fields = &self.definition.revision_fields;
         let patch = patch_of(&json, fields).map_err(SyncError::Failed)?;
         let new = Revision::new(owner, namespace.clone(), patch);
         let (mut latest, mut older, mut seen) = (None, Vec::new(), Vec::new());
@@ -100,7 +106,7 @@ impl ParentReconciler {
                 Ok((revision, None)) => latest = Some(revision),
                 Ok((revision, Some(json))) => older.push(OlderParent { revision, json }),
                 Err(why) => {
-                    self.report_ignored(parent, object, &why, context);
+                    self.report_ignored(object, &why);
                     continue;
                 }
             }
@@ -112,12 +118,12 @@ impl ParentReconciler {
             Some(latest) => Revision { patch: new.patch, ..latest },
             None => new,
         };
-        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent: json }))
+        Ok(Revisions { sync: self, served, latest, is_altered, older, digest, parent: json })
     }
 
     /// Reports an object that does not count as a revision, once for each of its versions.
-    fn report_ignored(&self, parent: &Parent, object: &Object, why: &str, context: &Context) {
-        let foreign = &self.parents.foreign;
+    fn report_ignored(&self, object: &Object, why: &str) {
+        let (foreign, parent) = (&self.parents.foreign, self.reporter.parent);
         if foreign.get(&parent.uid, object.header()).is_some() {
             return;
         }
@@ -127,19 +133,18 @@ impl ParentReconciler {
              Delete it, unless it is in use elsewhere",
             object.key()
         );
-        self.report(parent, context).publish(Severity::Warning, "RevisionIgnored", &text);
+        self.reporter.publish(Severity::Warning, "RevisionIgnored", &text);
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them. These
     /// requests hold no worker slot.
-    async fn adopt_revisions(
+    async fn adopt(
         &self,
-        parent: &Parent,
         served: &ServedType,
         mut candidates: Vec<Object>,
-        context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
-        let foreign = &self.parents.foreign;
+        let Self { reporter: SyncReporter { parent, context, .. }, parents, .. } = *self;
+        let foreign = &parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
             foreign.get(&parent.uid, candidate.header()).is_none()
@@ -179,7 +184,7 @@ impl ParentReconciler {
                 owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
                     owners.push(owner_reference(parent));
                 })?;
-            match self.parents.patches.merge::<Box<RawValue>>(&resource, key, &patch).await {
+            match parents.patches.merge::<Box<RawValue>>(&resource, key, &patch).await {
                 Ok(stored) => {
                     let object = Object::from_json(stored.get(), served);
                     adopted.push(object.map_err(|error| {
