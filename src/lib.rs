@@ -105,7 +105,7 @@
 //!    for both kinds:
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
 //!       first, if that is due (`src/meta/definition/finalizer.rs::first_step`). The other steps are one sync
-//!       (`src/meta/sync.rs::sync`);
+//!       (`src/meta/sync/parent_sync.rs::sync`);
 //!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::claim`), and
 //!       reads the objects that the customize hook relates to the parent
 //!       (`src/meta/sync/customize.rs::latest`);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{
-    CountedHook, SyncError,
+    SyncError,
     hook_call::{HookCaller, RevisionCall},
 };
 use crate::{
     discovery::TypeRegistry,
     informer::Object,
     meta::{
-        hooks::metrics::CallOutcome,
+        hooks::{counted::CountedHook, metrics::CallOutcome},
         json::fingerprint::Fingerprint,
         protocol,
         related::{

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{CountedHook, SyncError, observation::ObservedChildren};
+use super::{SyncError, observation::ObservedChildren};
 use crate::{
     controller::Context,
     informer::Object,
@@ -15,6 +15,7 @@ use crate::{
         hooks,
         hooks::{
             budget::{ControllerBudget, Reservation},
+            counted::CountedHook,
             metrics::{CallOutcome, CountedCall},
             rule::HookKind,
         },
