@@ -104,14 +104,10 @@ impl ParentReconciler {
         types: TypeRegistry,
     ) -> Self {
         let has_finalize = definition.finalize.is_some();
+        let (budget, rule) = (hooks.budget.clone(), definition.apply_rule());
         Self {
             finalizer: Finalizer::of(definition.kind, &definition.name, has_finalize),
-            apply: Apply {
-                rule: definition.apply_rule(),
-                budget: hooks.budget.clone(),
-                parents: Arc::clone(&parents),
-                options: Arc::clone(&options),
-            },
+            apply: Apply { rule, budget, parents: parents.clone(), options: options.clone() },
             definition,
             hooks,
             recorder,

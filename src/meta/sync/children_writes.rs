@@ -74,8 +74,8 @@ impl ChildWriter<'_> {
             Err(error) => return Err(error),
         };
         let managed = with_unusable(hook, unusable.text(), managed);
-        let (result, has_own) = owner_chain::with_depth(managed, owners);
-        match result {
+        let has_own = owners.as_ref().map_or(true, |has_own| *has_own);
+        match managed.and_then(|managed| owners.map(|_has_own| managed)) {
             Err(SyncError::Cancelled) => Err(SyncError::Cancelled),
             // The hook is healthy, and the contested objects are those of an earlier sync.
             Err(error @ SyncError::Throttled { .. }) => {

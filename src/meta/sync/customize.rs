@@ -58,9 +58,9 @@ impl<'a> RelatedReader<'a> {
             related.leave(&parent.key, context);
             return Ok(LatestRelated { reader: self, rules: Arc::default(), groups: Vec::new() });
         };
-        let uids: Vec<_> = older.iter().map(|it| RevisionCall::of_older(it).uid(parent)).collect();
+        let uids: Vec<_> = older.iter().map(|it| RevisionCall::Older(it).uid(parent)).collect();
         let kept = related.rules_of_older(&parent.key, &parent.uid, &uids);
-        let rules = self.rules(hook, RevisionCall::of_latest(object)).await?;
+        let rules = self.rules(hook, RevisionCall::Latest(object)).await?;
         let mut all = vec![Arc::clone(&rules)];
         all.extend(kept);
         let all = union(&all);
@@ -85,7 +85,7 @@ impl<'a> RelatedReader<'a> {
     ) -> Result<Vec<SharedRules>, SyncError> {
         let mut current = vec![Arc::clone(latest)];
         for older in older {
-            current.extend(self.known_rules(RevisionCall::of_older(older))?.1);
+            current.extend(self.known_rules(RevisionCall::Older(older))?.1);
         }
         Ok(current)
     }
@@ -130,7 +130,7 @@ impl<'a> RelatedReader<'a> {
         &self,
         called: RevisionCall<'_>,
     ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
-        let declared = Fingerprint::of_declared(&called.json.text())
+        let declared = Fingerprint::of_declared(&called.json())
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
         let parent = self.caller.parent;
         Ok((declared, self.related.response(&parent.key, &called.uid(parent), declared)))
@@ -149,8 +149,8 @@ impl<'a> RelatedReader<'a> {
         }
         let HookCaller { definition, options, budget, parent, .. } = self.caller;
         let controller = &definition.controller;
-        let room = self.caller.reserve(controller.len() + called.json.len() + 256).await?;
-        let request = protocol::customize_request(controller, &called.json.text());
+        let room = self.caller.reserve(controller.len() + called.len() + 256).await?;
+        let request = protocol::customize_request(controller, &called.json());
         let (body, call) = self.caller.exchange(hook, called, request, room).await?;
         let rules = {
             let _permit = budget.decode_permit(body.len()).await;
@@ -184,7 +184,7 @@ impl LatestRelated<'_> {
         };
         let mut all = vec![Arc::clone(latest)];
         for older in older {
-            let rules = reader.rules(hook, RevisionCall::of_older(older)).await;
+            let rules = reader.rules(hook, RevisionCall::Older(older)).await;
             all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
         }
         let wanted = union(&all);

@@ -175,11 +175,11 @@ impl DecoratedObject<'_> {
         write: &ObjectWrite,
         header: &Header,
     ) -> Result<Box<RawValue>, kube::Error> {
-        let ParentWriter { patches, parent, .. } = self.writer;
+        let ParentWriter { apply, parent, .. } = self.writer;
         match write {
             ObjectWrite::Patch(metadata) => {
                 let patch = ObjectWrite::patch(metadata, &parent.uid, &header.resource_version);
-                patches.merge(resource, &parent.key, &patch).await
+                apply.parents.patches.merge(resource, &parent.key, &patch).await
             }
             ObjectWrite::Replace(status) => {
                 resource.replace(&parent.key, status.body.clone()).await

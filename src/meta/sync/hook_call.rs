@@ -94,60 +94,39 @@ pub(super) fn with_unusable(
     Err(SyncError::response(hook, message))
 }
 
-/// JSON of a parent as of one revision. That of a cached object is restored for each use, since it
-/// may be long, and a call waits.
+/// Parent that a hook is called for, as of one revision. The JSON of a cached object is restored for
+/// each use, since it may be long, and a call waits.
 #[derive(Clone, Copy)]
-pub(super) enum ParentJson<'a> {
+pub(super) enum RevisionCall<'a> {
     /// The current parent, as cached.
-    Cached(&'a Object),
+    Latest(&'a Object),
     /// The parent as of an older revision.
-    Older(&'a [u8]),
-}
-
-impl<'a> ParentJson<'a> {
-    /// Returns the length of the text, in bytes.
-    pub(super) fn len(self) -> usize {
-        match self {
-            Self::Cached(object) => object.json_len(),
-            Self::Older(json) => json.len(),
-        }
-    }
-
-    /// Returns the text.
-    pub(super) fn text(self) -> Cow<'a, [u8]> {
-        match self {
-            Self::Cached(object) => object.json(),
-            Self::Older(json) => json.into(),
-        }
-    }
-}
-
-/// Parent that a hook is called for, as of one revision.
-#[derive(Clone, Copy)]
-pub(super) struct RevisionCall<'a> {
-    /// The parent, encoded.
-    pub(super) json: ParentJson<'a>,
-    /// Name of the revision; `None` for the current parent.
-    name: Option<&'a str>,
+    Older(&'a OlderParent),
 }
 
 impl<'a> RevisionCall<'a> {
-    /// Returns the call for the current parent.
-    pub(super) fn of_latest(object: &'a Object) -> Self {
-        Self { json: ParentJson::Cached(object), name: None }
+    /// Returns the length of the JSON, in bytes.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Self::Latest(object) => object.json_len(),
+            Self::Older(older) => older.json.len(),
+        }
     }
 
-    /// Returns the call for the parent as of an older revision.
-    pub(super) fn of_older(older: &'a OlderParent) -> Self {
-        Self { json: ParentJson::Older(&older.json), name: Some(&older.revision.key.name) }
+    /// Returns the JSON of the parent.
+    pub(super) fn json(self) -> Cow<'a, [u8]> {
+        match self {
+            Self::Latest(object) => object.json(),
+            Self::Older(older) => (&*older.json).into(),
+        }
     }
 
     /// Returns the uid of the parent, another one for each revision, so that a response kept for one
     /// revision is not used for another.
-    pub(super) fn uid(&self, parent: &Parent) -> Arc<str> {
-        match self.name {
-            Some(name) => format!("{}/{name}", parent.uid).into(),
-            None => parent.uid.clone(),
+    pub(super) fn uid(self, parent: &Parent) -> Arc<str> {
+        match self {
+            Self::Latest(_) => parent.uid.clone(),
+            Self::Older(older) => format!("{}/{}", parent.uid, older.revision.key.name).into(),
         }
     }
 }
@@ -229,7 +208,7 @@ impl SyncCaller<'_> {
             *self;
         let controller = &definition.controller;
         let objects = observed.objects(related);
-        let bytes = protocol::sync_request_bytes(controller, called.json.len(), objects);
+        let bytes = protocol::sync_request_bytes(controller, called.len(), objects);
         let room = self.caller.reserve(bytes).await?;
         let request = protocol::sync_request(
             definition.kind,
@@ -237,7 +216,7 @@ impl SyncCaller<'_> {
             hook.rule.version,
             controller,
             parent,
-            &called.json.text(),
+            &called.json(),
             objects,
         );
         let types = observed.groups.iter().map(|group| &*group.served);
@@ -251,7 +230,7 @@ impl SyncCaller<'_> {
         let checked = {
             // Decodes the metadata of one child at a time.
             let _permit = budget.decode_permit(body.len()).await;
-            self.check(&body, called.name.is_none(), record)
+            self.check(&body, matches!(called, RevisionCall::Latest(_)), record)
         };
         // Status and children hold their slices of the response.
         drop(body);

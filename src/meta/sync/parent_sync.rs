@@ -48,10 +48,9 @@ impl<'a> ParentSync<'a> {
     ) -> Self {
         let ParentReconciler { definition, finalizer, apply, options, types, .. } = controller;
         let (parents, recorder) = (&*controller.parents, &controller.recorder);
-        let (health, patches) = (&*parents.hook, &parents.patches);
-        let budget = &controller.hooks.budget;
+        let (health, budget) = (&*parents.hook, &controller.hooks.budget);
         let reporter = SyncReporter { recorder, health, types, parent, context };
-        let writer = ParentWriter { finalizer, patches, apply, parent, context };
+        let writer = ParentWriter { finalizer, apply, parent, context };
         let caller = HookCaller { definition, options, budget, health, parent, context };
         Self { controller, parent, object, context, reporter, writer, caller }
     }
@@ -85,15 +84,17 @@ impl<'a> ParentSync<'a> {
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
         let related = self.related_reader().latest(self.object, older).await?;
         let observed = self.child_reader().observe(ownership).await?;
+        let types = &self.controller.types;
+        let is_unread = |missing: &&TypeRef| !types.get(missing).state.is_missing();
         if hook.kind == HookKind::Finalize
-            && let Some(unread) = observed.missing.iter().find(|it| !self.is_missing(it))
+            && let Some(unread) = observed.missing.iter().find(is_unread)
         {
             // A hook that sees no children may answer that the parent is finalized.
             return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
         }
         let digest = revisions.as_ref().map_or(0, |revisions| revisions.digest);
         let calls = SyncCaller { caller: self.caller, hook, observed: &observed, digest };
-        let response = calls.call(RevisionCall::of_latest(self.object), &related.groups, last);
+        let response = calls.call(RevisionCall::Latest(self.object), &related.groups, last);
         let response = response.await?;
         if !self.is_served() {
             // The type was removed during the call, and other types keep the epoch running.
@@ -129,21 +130,15 @@ impl<'a> ParentSync<'a> {
 
     /// Claims the revisions of the parent; `None` if its children are not updated one at a time.
     async fn revisions(&self) -> Result<Option<Revisions<'a>>, SyncError> {
-        let ParentReconciler { definition, hooks, apply, parents, options, restricted, .. } =
-            self.controller;
+        let ParentReconciler { definition, apply, options, restricted, .. } = self.controller;
         if !definition.is_rolling() || !self.writer.finalizer.manages_children(self.object.header())
         {
             return Ok(None);
         }
         let namespace = self.parent.key.namespace.as_ref().or(restricted.as_ref());
-        let rollout = RolloutSync {
-            definition,
-            budget: &hooks.budget,
-            apply: &apply.rule,
-            parents,
-            namespace: namespace.unwrap_or(&options.revision_namespace),
-            reporter: self.reporter,
-        };
+        let (namespace, reporter) =
+            (namespace.unwrap_or(&options.revision_namespace), self.reporter);
+        let rollout = RolloutSync { definition, apply, namespace, reporter };
         rollout.claim(self.object).await.map(Some)
     }
 
@@ -172,11 +167,6 @@ impl<'a> ParentSync<'a> {
     ) -> ChildWriter<'o> {
         let ParentReconciler { definition, finalizer, apply, .. } = self.controller;
         ChildWriter { definition, finalizer, apply, observed, reporter: self.reporter }
-    }
-
-    /// Returns whether a type is proven missing.
-    fn is_missing(&self, type_ref: &TypeRef) -> bool {
-        self.controller.types.get(type_ref).state.is_missing()
     }
 
     /// Returns whether the type of the parent is still the one that it was read from.

@@ -14,7 +14,8 @@ use super::SyncError;
 use crate::{
     controller::Context,
     duration::{LONGEST, doubled},
-    informer::{Header, Object},
+    informer::{Header, Object, ObjectKey},
+    kind::ServedType,
     meta::{
         apply::Apply,
         definition::finalizer::Finalizer,
@@ -36,8 +37,7 @@ const STATUS_RETRY: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 pub(super) struct ParentWriter<'a> {
     pub(super) finalizer: &'a Finalizer,
-    pub(super) patches: &'a Patches,
-    /// Write limit.
+    /// Write limit, and patches.
     pub(super) apply: &'a Apply,
     pub(super) parent: &'a Parent,
     pub(super) context: &'a Context,
@@ -77,16 +77,11 @@ impl ParentWriter<'_> {
     /// Writes a parent, without a worker slot: no hook is called afterwards. Returns the parent as
     /// stored; `None` if it is gone.
     async fn patch(&self, patch: &Value, doing: &str) -> Result<Option<Object>, SyncError> {
-        let Self { patches, parent, context, .. } = self;
+        let Self { apply, parent, context, .. } = self;
         context.release_slot();
         let resource = Resource::new(context.requester(), &parent.served);
-        match patches.merge::<Box<RawValue>>(&resource, &parent.key, patch).await {
-            Ok(stored) => Object::from_json(stored.get(), &parent.served)
-                .map(Some)
-                .map_err(|error| SyncError::Failed(format!("{doing}: {error}"))),
-            Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => Err(SyncError::of_write(doing, &error)),
-        }
+        let patches = &apply.parents.patches;
+        patch_object(patches, &resource, &parent.served, &parent.key, patch, doing).await
     }
 
     /// Replaces the parent's status by the hook's, if they differ and the type has one. A response
@@ -151,6 +146,24 @@ impl ParentWriter<'_> {
         }
         let writer = other.as_deref().unwrap_or("another client");
         Err(SyncError::Conflict(format!("writing the status: {writer} keeps writing the parent")))
+    }
+}
+
+/// Patches an object. Returns it as stored; `None` if it is gone.
+pub(super) async fn patch_object(
+    patches: &Patches,
+    resource: &Resource<'_>,
+    served: &ServedType,
+    key: &ObjectKey,
+    patch: &Value,
+    doing: &str,
+) -> Result<Option<Object>, SyncError> {
+    match patches.merge::<Box<RawValue>>(resource, key, patch).await {
+        Ok(stored) => Object::from_json(stored.get(), served)
+            .map(Some)
+            .map_err(|error| SyncError::Failed(format!("{doing}: {error}"))),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(SyncError::of_write(doing, &error)),
     }
 }
 

@@ -45,7 +45,7 @@ impl Revisions<'_> {
         if writes.is_empty() {
             return Ok(());
         }
-        let RolloutSync { parents, reporter: SyncReporter { context, .. }, .. } = self.sync;
+        let RolloutSync { apply, reporter: SyncReporter { context, .. }, .. } = self.sync;
         context.release_slot();
         let resource = Resource::new(context.requester(), &self.served);
         for write in writes {
@@ -55,13 +55,11 @@ impl Revisions<'_> {
                 }
                 RevisionWrite::SetChildren(revision, children) => {
                     let patch = children_patch(revision, children);
-                    let result = parents.patches.merge(&resource, &revision.key, &patch).await;
+                    let result =
+                        apply.parents.patches.merge(&resource, &revision.key, &patch).await;
                     if let Err(error) = result.map(|IgnoredAny| ()) {
                         let doing = format!("updating ControllerRevision {}", revision.key);
-                        return Err(match is_gone(&error) {
-                            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-                            false => SyncError::of_write(&doing, &error),
-                        });
+                        return Err(of_write(&doing, &error));
                     }
                 }
                 RevisionWrite::Restore(revision, children) => {
@@ -162,10 +160,16 @@ async fn read_revision(
     resource: &Resource<'_>,
     doing: &str,
 ) -> Result<ServerObject, SyncError> {
-    resource.get(key).await.map_err(|error| match is_gone(&error) {
-        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-        false => SyncError::of_write(doing, &error),
-    })
+    resource.get(key).await.map_err(|error| of_write(doing, &error))
+}
+
+/// Returns the error of a request for a revision that exists in the cache.
+fn of_write(doing: &str, error: &kube::Error) -> SyncError {
+    if is_gone(error) {
+        SyncError::Outdated(format!("{doing}: it no longer exists"))
+    } else {
+        SyncError::of_write(doing, error)
+    }
 }
 
 /// Returns the fields of a revision's object that a client may have edited.
@@ -201,10 +205,7 @@ async fn replace_revision(
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))?;
     object.extend(fields);
     let body = go_json::encode(&Value::Object(object));
-    resource.replace(key, body.into()).await.map(drop).map_err(|error| match is_gone(&error) {
-        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-        false => SyncError::of_write(doing, &error),
-    })
+    resource.replace(key, body.into()).await.map(drop).map_err(|error| of_write(doing, &error))
 }
 
 /// Patch of the children alone, for exactly this version of a revision.

@@ -7,20 +7,18 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 
-use super::{SyncError, adopt::owners_patch, report::SyncReporter};
+use super::{SyncError, adopt::add_owner, report::SyncReporter};
 use crate::{
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
-        apply::is_alive,
-        children::{foreign_objects::ForeignReason, owner_reference},
-        definition::{Definition, apply_strategy::ApplyRule},
-        hooks::budget::ControllerBudget,
+        apply::{Apply, is_alive},
+        children::foreign_objects::ForeignReason,
+        definition::Definition,
         json::digest::digest,
         parent::Parent,
-        parents::Parents,
         recorder::Severity,
         resource::{Resource, is_gone},
         rollout::{
@@ -53,10 +51,8 @@ pub(super) struct Revisions<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct RolloutSync<'a> {
     pub(super) definition: &'a Definition,
-    pub(super) budget: &'a ControllerBudget,
-    /// Apply strategy of the children.
-    pub(super) apply: &'a ApplyRule,
-    pub(super) parents: &'a Parents,
+    /// Apply strategy, budget of decoded objects, and the parents.
+    pub(super) apply: &'a Apply,
     /// Namespace of the revisions.
     pub(super) namespace: &'a Arc<str>,
     pub(super) reporter: SyncReporter<'a>,
@@ -66,7 +62,7 @@ impl<'a> RolloutSync<'a> {
     /// Claims the revisions of a parent, whose children are updated one at a time.
     pub(super) async fn claim(self, object: &Object) -> Result<Revisions<'a>, SyncError> {
         let Self { namespace, reporter: SyncReporter { parent, context, .. }, .. } = self;
-        let cache = self.parents.revisions.cache(&parent.key, context).await?;
+        let cache = self.apply.parents.revisions.cache(&parent.key, context).await?;
         let RevisionCache { served, store, moving } = cache;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         let orphans = Selection {
@@ -84,7 +80,7 @@ impl<'a> RolloutSync<'a> {
             .partition::<Vec<_>, _>(|revision| revision.is_controlled_by(&parent.uid));
         objects.extend(self.adopt(&served, candidates).await?);
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
-        let _permit = self.budget.decode_permit(object.json_len()).await;
+        let _permit = self.apply.budget.decode_permit(object.json_len()).await;
         let json: Value = serde_json::from_slice(&object.json()).map_err(|error| {
             SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
         })?;
@@ -123,7 +119,7 @@ impl<'a> RolloutSync<'a> {
 
     /// Reports an object that does not count as a revision, once for each of its versions.
     fn report_ignored(&self, object: &Object, why: &str) {
-        let (foreign, parent) = (&self.parents.foreign, self.reporter.parent);
+        let (foreign, parent) = (&self.apply.parents.foreign, self.reporter.parent);
         if foreign.get(&parent.uid, object.header()).is_some() {
             return;
         }
@@ -143,7 +139,8 @@ impl<'a> RolloutSync<'a> {
         served: &ServedType,
         mut candidates: Vec<Object>,
     ) -> Result<Vec<Object>, SyncError> {
-        let Self { reporter: SyncReporter { parent, context, .. }, parents, .. } = *self;
+        let SyncReporter { parent, context, .. } = self.reporter;
+        let parents = &*self.apply.parents;
         let foreign = &parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
@@ -161,11 +158,13 @@ impl<'a> RolloutSync<'a> {
         let resource = Resource::new(context.requester(), served);
         for candidate in candidates {
             let key = candidate.key();
-            let doing = |verb: &str| format!("{verb} ControllerRevision {key}");
             let live = match resource.get(key).await {
                 Ok(live) => Object::from_json(live.json(), served),
                 Err(error) if is_gone(&error) => continue,
-                Err(error) => return Err(SyncError::of_write(&doing("reading"), &error)),
+                Err(error) => {
+                    let doing = format!("reading ControllerRevision {key}");
+                    return Err(SyncError::of_write(&doing, &error));
+                }
             };
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
@@ -180,20 +179,7 @@ impl<'a> RolloutSync<'a> {
             if !alive {
                 break;
             }
-            let patch =
-                owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
-                    owners.push(owner_reference(parent));
-                })?;
-            match parents.patches.merge::<Box<RawValue>>(&resource, key, &patch).await {
-                Ok(stored) => {
-                    let object = Object::from_json(stored.get(), served);
-                    adopted.push(object.map_err(|error| {
-                        SyncError::Failed(format!("adopted ControllerRevision: {error}"))
-                    })?);
-                }
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(SyncError::of_write(&doing("adopting"), &error)),
-            }
+            adopted.extend(add_owner(parent, parents, &resource, served, &live).await?);
         }
         if !context.regain_slot().await {
             return Err(SyncError::Cancelled);

@@ -59,8 +59,12 @@ impl<'a> Revisions<'a> {
         let latest = rolling.wanted(response);
         let ended: Vec<_> = {
             // Children are decoded one at a time.
-            let _permit =
-                self.sync.budget.decode_permit(rolling.largest(&response.children.desired)).await;
+            let _permit = self
+                .sync
+                .apply
+                .budget
+                .decode_permit(rolling.largest(&response.children.desired))
+                .await;
             let is_sync = calls.hook.kind == HookKind::Sync;
             let older = self.older.iter();
             older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
@@ -76,7 +80,7 @@ impl<'a> Revisions<'a> {
                 continue;
             }
             let related = related.next().map_or(&[][..], Vec::as_slice);
-            let called = calls.call(RevisionCall::of_older(older), related, None).await;
+            let called = calls.call(RevisionCall::Older(older), related, None).await;
             match called.map_err(|error| error.about_revision(&older.revision.key))? {
                 HookResponse::Checked(response) => older_responses.push(Some(response)),
                 // Without an earlier record, no response is unchanged.
@@ -87,8 +91,12 @@ impl<'a> Revisions<'a> {
             older_responses.iter().map(|older| rolling.wanted_by(older.as_deref())).collect();
         let planned = {
             // Children are decoded one at a time.
-            let _permit =
-                self.sync.budget.decode_permit(rolling.largest(&response.children.desired)).await;
+            let _permit = self
+                .sync
+                .apply
+                .budget
+                .decode_permit(rolling.largest(&response.children.desired))
+                .await;
             rolling.plan(&self, response, &latest, &older)
         };
         let condition = UpdatedCondition::new(&planned.progress, &self.latest.key.name);
@@ -121,8 +129,8 @@ impl PlannedRollout<'_> {
     /// rollout.
     pub(super) async fn write(&self) -> Result<Option<Duration>, SyncError> {
         let Self { revisions, plan } = self;
-        let RolloutSync { parents, reporter, .. } = revisions.sync;
-        let parent = reporter.parent;
+        let RolloutSync { apply, reporter, .. } = revisions.sync;
+        let (parents, parent) = (&apply.parents, reporter.parent);
         revisions.write(plan).await?;
         let recorded = parents.rollouts.record(&parent.key, &plan.progress);
         let RecordedProgress { report, is_completed, recheck } = recorded;
@@ -254,7 +262,7 @@ impl<'a> RollingChildren<'a> {
                 wanted: response.keys().cloned().collect(),
             })
             .collect();
-        let overdue = self.sync.parents.rollouts.overdue(&self.rules.parent.key);
+        let overdue = self.sync.apply.parents.rollouts.overdue(&self.rules.parent.key);
         let mut planned = plan(
             &revisions.latest.children,
             &all_older,
@@ -313,10 +321,10 @@ impl<'a> RollingChildren<'a> {
         or_contained: bool,
     ) -> Result<bool, String> {
         let Some(Some(desired)) = wanted.get(id) else { return Ok(false) };
-        match self.sync.apply.strategy {
+        match self.sync.apply.rule.strategy {
             ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired, &self.equal),
             ApplyStrategy::ServerSideApply => {
-                let manager = &self.sync.apply.manager;
+                let manager = &self.sync.apply.rule.manager;
                 self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
             }
         }
