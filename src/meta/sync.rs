@@ -39,10 +39,7 @@ use crate::{
     meta::{
         api::controller_kind::ControllerKind,
         apply::Apply,
-        definition::{
-            Definition,
-            finalizer::{Finalizer, FirstStep},
-        },
+        definition::{Definition, finalizer::Finalizer},
         hooks::counted::Hooks,
         options::MetaOptions,
         parent::{Parent, resync, sync_error::SyncError},
@@ -156,16 +153,13 @@ impl ParentReconciler {
             // The cache is that of children of the same type. The parents are not listed yet.
             return self.without_cache(type_ref, &request, &context);
         }
-        let found = found.map(|object| {
+        let found = found.and_then(|object| {
             let header = object.header();
-            (self.finalizer.first_step(header, parent.selects(header)), object)
+            Some((self.finalizer.first_step(header, parent.selects(header))?, object))
         });
-        let (step, object) = match found {
-            None | Some((FirstStep::Forget, _)) => {
-                self.forget(&request, &context);
-                return Err(ReconcileError::Terminal(ObjectGone.into()));
-            }
-            Some(found) => found,
+        let Some((step, object)) = found else {
+            self.forget(&request, &context);
+            return Err(ReconcileError::Terminal(ObjectGone.into()));
         };
         let uid = object.header().uid.clone();
         let parent = Parent {

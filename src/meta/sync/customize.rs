@@ -38,7 +38,6 @@ pub(super) struct RelatedReader<'a> {
     pub(super) hook: Option<&'a CountedHook>,
     pub(super) related: &'a Arc<RelatedObjects>,
     pub(super) types: &'a TypeRegistry,
-    /// Namespace that is watched, if only one is.
     pub(super) restricted: Option<&'a str>,
 }
 
@@ -68,26 +67,17 @@ impl<'a> RelatedReader<'a> {
         if let Err(RelatedError::NotListed(_) | RelatedError::Unreadable(_)) = read {
             // Outdated rules may name a type that cannot be listed. That must not delay the call
             // that replaces them.
-            let current = union(&self.current_rules(&rules, older)?);
+            let mut current = vec![Arc::clone(&rules)];
+            for older in older {
+                current.extend(self.known_rules(RevisionCall::Older(older))?.1);
+            }
+            let current = union(&current);
             if current != all {
                 read = self.read(&rules, &current, &all).await;
             }
         }
         let groups = read.map_err(|error| self.error(hook, error))?;
         Ok(LatestRelated { reader: self, rules, groups })
-    }
-
-    /// Returns the rules of the latest revision, and those of older ones that are not outdated.
-    fn current_rules(
-        &self,
-        latest: &SharedRules,
-        older: &[OlderParent],
-    ) -> Result<Vec<SharedRules>, SyncError> {
-        let mut current = vec![Arc::clone(latest)];
-        for older in older {
-            current.extend(self.known_rules(RevisionCall::Older(older))?.1);
-        }
-        Ok(current)
     }
 
     /// Reads the objects of some of the rules of a parent. `wanted` are those of all its revisions,

@@ -72,7 +72,8 @@ impl DecoratedObject<'_> {
         let mut is_held_back = false;
         let mut admitted = decoration;
         if let Some(status) = status_of(&writes)
-            && !self.may_write_status(status)
+            && (parent.state.status_settled(status.wanted, status.seen)
+                || !apply.may_write(parent, STATUS))
         {
             is_held_back = true;
             admitted = Decoration { status: None, ..decoration };
@@ -100,13 +101,6 @@ impl DecoratedObject<'_> {
         self.send(writes, admitted).await
     }
 
-    /// Returns whether a status is to be written: the server has not changed the same one before,
-    /// and the write limit admits it.
-    fn may_write_status(&self, status: &StatusWrite) -> bool {
-        let ParentWriter { apply, parent, .. } = self.writer;
-        !parent.state.status_settled(status.wanted, status.seen) && apply.may_write(parent, STATUS)
-    }
-
     /// Sends the writes of an object, each for the version that the last one has left. A write of
     /// several parts that is refused is sent again part by part.
     async fn send(
@@ -130,7 +124,9 @@ impl DecoratedObject<'_> {
                     let result = missing_status(&resource, parent).await?;
                     return Ok(Decorated { result, refused: None });
                 }
-                Err(error) => refused.push(refusal("writing the status", &error)?),
+                Err(error) => {
+                    refused.push(SyncError::of_write("writing the status", &error).failure()?);
+                }
             }
         }
         let frees = decoration.finalizer.is_some();
@@ -144,7 +140,7 @@ impl DecoratedObject<'_> {
                     return Ok(Decorated { result: DecorationResult::Gone, refused: None });
                 }
                 Err(error) => {
-                    let refusal = refusal(DOING, &error)?;
+                    let refusal = SyncError::of_write(DOING, &error).failure()?;
                     let parts =
                         if is_part { Vec::new() } else { self.parts_of(write, decoration)? };
                     if parts.is_empty() {
@@ -250,11 +246,6 @@ fn fields_alone(metadata: Map<String, Value>) -> Vec<ObjectWrite> {
         metadata.into_iter().partition(|(field, _)| field == FINALIZERS);
     let fields = texts.into_iter().chain(finalizers);
     fields.map(|field| ObjectWrite::Patch(Map::from_iter([field]))).collect()
-}
-
-/// Returns the message of a write that was refused, whose parts may be written alone.
-fn refusal(doing: &str, error: &kube::Error) -> Result<String, SyncError> {
-    SyncError::of_write(doing, error).failure()
 }
 
 /// Returns why `/status` of an object was not found: the object is gone, or its type has lost the

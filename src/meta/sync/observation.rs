@@ -60,7 +60,6 @@ pub(super) struct ChildReader<'a> {
     pub(super) definition: &'a Definition,
     pub(super) types: &'a TypeRegistry,
     pub(super) parents: &'a Parents,
-    /// Namespace that is watched, if only one is.
     pub(super) restricted: Option<&'a str>,
     pub(super) parent: &'a Parent,
     pub(super) context: &'a Context,

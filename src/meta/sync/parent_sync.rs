@@ -60,7 +60,6 @@ impl<'a> ParentSync<'a> {
     pub(super) async fn run(&self, step: FirstStep) -> Result<Outcome, SyncError> {
         let header = self.object.header();
         match step {
-            FirstStep::Forget => return Ok(Outcome::Done),
             FirstStep::Add => self.writer.add_finalizer(header).await?,
             FirstStep::Remove => drop(self.writer.remove_finalizer(header).await?),
             FirstStep::Call(kind) => {
