@@ -333,7 +333,7 @@
 //! | addition | places |
 //! |---|---|
 //! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::meta_options` or `src/cli/instance.rs::cluster` copies it into an option of the library, `src/cli/run.rs::upstream` a flag of Metacontroller |
-//! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/reconciler.rs::hook` passes those of a hook on |
+//! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/hook_builder.rs::hook` passes those of a hook on |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/definition/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `crates/transport/src/metrics.rs`, `src/meta/hooks/metrics.rs`, `src/server/process.rs` |
