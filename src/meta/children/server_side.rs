@@ -1,11 +1,10 @@
 //! Steps of server-side apply: the configuration that is applied, and what precedes it.
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
-    Child, ChildContext, DesiredChild, DynamicApplyReturn, PlannedChild, Write, WriteStep,
-    last_applied, merge, owners_with,
+    Child, ChildContext, DesiredChild, PlannedChild, Write, WriteStep, last_applied, merge,
 };
 use crate::{
     kind::VersionOrder,
@@ -147,40 +146,6 @@ impl ChildContext<'_> {
             (Err(_), _) | (_, Err(_)) => false,
         }
     }
-
-    /// Returns the configuration of a desired child: the fields that the hook decides, and the
-    /// owner.
-    pub(super) fn applied(&self, desired: &DesiredChild) -> Result<Value, String> {
-        let all = self.parts(desired)?;
-        let metadata = all.get("metadata").copied();
-        let object = self.decided(desired, all, |field| field != "status")?;
-        let owners = owners_with(&object, self.parent);
-        let mut object = last_applied::into_desired_fields(object);
-        object["metadata"]["ownerReferences"] = owners.into();
-        // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
-        let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
-        let is_map = |metadata: &Value| metadata.get("annotations").is_some_and(Value::is_object);
-        if sent.as_ref().is_some_and(is_map) && !is_map(&object["metadata"]) {
-            object["metadata"]["annotations"] = Value::Object(Map::new());
-        }
-        Ok(object)
-    }
-
-    /// Returns the step from server-side apply to dynamic apply for a child without the annotation.
-    pub(super) fn to_dynamic_apply(
-        &self,
-        desired: &DesiredChild,
-        uid: &str,
-        otherwise: WriteStep,
-    ) -> Result<WriteStep, String> {
-        let mut applied = self.applied(desired)?;
-        applied["metadata"]["uid"] = uid.into();
-        let remembered = go_json::encode(&self.complete_object(desired)?);
-        let (group, key) = (desired.group, desired.key.clone());
-        let applied = encoded(&applied);
-        let back = DynamicApplyReturn { applied, remembered, otherwise };
-        Ok(WriteStep::TransferFields { group, key, uid: uid.into(), back: Some(Box::new(back)) })
-    }
 }
 
 /// Returns a configuration with the uid of the object that it is applied to.
@@ -196,7 +161,7 @@ pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String
 
 /// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
 /// and takes the character U+0085 for a space.
-fn encoded(object: &Value) -> Bytes {
+pub(super) fn encoded(object: &Value) -> Bytes {
     let text = go_json::encode(object);
     let is_refused =
         |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
