@@ -34,7 +34,7 @@ pub(crate) use self::{
     server_side::with_uid,
     write_step::{DynamicApplyReturn, Write, WriteStep},
 };
-use self::{last_applied::SYSTEM_FIELDS, ownership::Ownership};
+use self::{desired_object::DesiredObject, last_applied::SYSTEM_FIELDS, ownership::Ownership};
 use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
@@ -284,17 +284,16 @@ impl ChildContext<'_> {
                 return Ok(Some(WriteStep::Delete { group, key, uid }));
             }
             PlannedChild::Create(desired) => {
-                return Ok(Some(WriteStep::Create(self.new_child(desired)?)));
+                return Ok(Some(WriteStep::Create(self.object(&desired).created()?)));
             }
             PlannedChild::Compare(child, desired) => (child, desired),
         };
+        let desired = self.object(&desired);
         let kind = &self.groups[child.group].served.kind;
         let json = child.object.json();
         let observed = rewrite::text(&json).and_then(serde_json::from_str);
-        let mut merged: Value = observed.map_err(|error| {
-            format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
-        })?;
-        let wanted = self.complete_object(&desired)?;
+        let mut merged: Value = observed.map_err(|error| self.unreadable(child, error))?;
+        let wanted = desired.remembered()?;
         let last = last_applied::read(&merged);
         let is_remembered = last.is_some();
         let logged = tracing::enabled!(tracing::Level::DEBUG).then(|| merged.clone());
@@ -315,7 +314,7 @@ impl ChildContext<'_> {
                 drop(merged);
                 WriteStep::Recreate {
                     uid: child.uid.clone(),
-                    created: self.new_child(desired.clone())?,
+                    created: desired.created()?,
                     observed: json.into_owned().into(),
                     merged: body,
                 }
@@ -323,23 +322,21 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                 let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
                 drop(merged);
-                let (group, key) = (desired.group, desired.key.clone());
-                WriteStep::Update(Write {
-                    group,
-                    key,
-                    generate_name: None,
-                    body,
-                    replaces,
-                    content,
-                })
+                WriteStep::Update(desired.write(body, replaces, content))
             }
         };
         // Server-side apply may have written the child, which has no annotation then.
-        Ok(Some(if is_remembered {
-            step
-        } else {
-            self.to_dynamic_apply(&desired, &child.uid, step)?
-        }))
+        Ok(Some(if is_remembered { step } else { desired.to_dynamic_apply(&child.uid, step)? }))
+    }
+
+    fn unreadable(&self, child: &Child, error: serde_json::Error) -> String {
+        let kind = &self.groups[child.group].served.kind;
+        format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
+    }
+
+    /// Returns a desired child, to be completed.
+    fn object<'d>(&'d self, desired: &'d DesiredChild) -> DesiredObject<'d> {
+        DesiredObject { rules: self, desired }
     }
 
     /// Returns whether an observed child is as desired by dynamic apply, so that no write is needed.

@@ -3,9 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::{
-    Child, ChildContext, DesiredChild, PlannedChild, Write, WriteStep, last_applied, merge,
-};
+use super::{Child, ChildContext, DesiredChild, PlannedChild, WriteStep, last_applied, merge};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -50,26 +48,22 @@ impl ChildContext<'_> {
         let (child, desired) = match planned {
             PlannedChild::Delete(_) => return self.step(planned),
             PlannedChild::Create(desired) => {
-                let body = encoded(&self.applied(&desired)?);
-                let DesiredChild { group, key, generate_name, .. } = desired;
-                let write =
-                    Write { group, key, generate_name, body, replaces: None, content: None };
-                return Ok(Some(WriteStep::Create(write)));
+                let desired = self.object(&desired);
+                let body = encoded(&desired.applied()?);
+                return Ok(Some(WriteStep::Create(desired.write(body, None, None))));
             }
             PlannedChild::Compare(child, desired) => (child, desired),
         };
         let group = &self.groups[child.group];
         let json = child.object.json();
-        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
-            let why = redaction::decoding(error);
-            format!("{} {} is unreadable: {why}", group.served.kind, child.key)
-        })?;
+        let observed: Value =
+            serde_json::from_slice(&json).map_err(|error| self.unreadable(child, error))?;
         if last_applied::is_on(&observed) {
             let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
             return Ok(Some(WriteStep::TransferFields { group, key, uid, back: None }));
         }
-        let mut wanted = self.applied(&desired)?;
-        let DesiredChild { group: index, key, .. } = desired;
+        let desired = self.object(&desired);
+        let mut wanted = desired.applied()?;
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
         match group.strategy {
@@ -86,14 +80,7 @@ impl ChildContext<'_> {
                 }
                 Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
-                    created: Write {
-                        group: index,
-                        key,
-                        generate_name: None,
-                        body,
-                        replaces: None,
-                        content: None,
-                    },
+                    created: desired.write(body, None, None),
                     observed: json.into_owned().into(),
                     merged: encoded(&wanted),
                 }))
@@ -101,9 +88,7 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
-                let write =
-                    Write { group: index, key, generate_name: None, body, replaces, content: None };
-                Ok(Some(WriteStep::Update(write)))
+                Ok(Some(WriteStep::Update(desired.write(body, replaces, None))))
             }
         }
     }
@@ -132,16 +117,14 @@ impl ChildContext<'_> {
         if !or_contained {
             return Ok(false);
         }
-        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
-            let why = redaction::decoding(error);
-            format!("{} {} is unreadable: {why}", self.groups[child.group].served.kind, child.key)
-        })?;
-        Ok(contains(&observed, &self.applied(desired)?))
+        let observed: Value =
+            serde_json::from_slice(&json).map_err(|error| self.unreadable(child, error))?;
+        Ok(contains(&observed, &self.object(desired).applied()?))
     }
 
     /// Returns whether the configuration of a desired child has all fields of another one.
     pub(crate) fn includes(&self, desired: &DesiredChild, other: &DesiredChild) -> bool {
-        match (self.applied(desired), self.applied(other)) {
+        match (self.object(desired).applied(), self.object(other).applied()) {
             (Ok(desired), Ok(other)) => contains(&desired, &other),
             (Err(_), _) | (_, Err(_)) => false,
         }
@@ -191,7 +174,7 @@ mod tests {
     use super::*;
     use crate::{
         informer::Selector,
-        meta::children::{adoption::AdoptionRule, fixtures::*, ownership::Ownership},
+        meta::children::{Write, adoption::AdoptionRule, fixtures::*, ownership::Ownership},
     };
 
     fn config_map(data: &str) -> Value {
