@@ -101,7 +101,8 @@ impl ParentReconciler {
         types: TypeRegistry,
     ) -> Self {
         let has_finalize = definition.finalize.is_some();
-        let (budget, rule) = (hooks.budget.clone(), definition.apply_rule());
+        let budget = hooks.budget.clone();
+        let rule = definition.apply_rule();
         Self {
             finalizer: Finalizer::of(definition.kind, &definition.name, has_finalize),
             apply: Apply { rule, budget, parents: parents.clone(), options: options.clone() },

@@ -184,10 +184,9 @@ impl SyncState {
     /// Records the time that a response requests until the next sync. It replaces an earlier one, and
     /// a response without a time leaves that.
     pub(crate) fn resync_after(&self, after: Option<Duration>) {
-        if let Some(after) = after {
-            let now = Instant::now();
-            self.lock().resync = Some(now.checked_add(after).unwrap_or(now + LONGEST));
-        }
+        let Some(after) = after else { return };
+        let now = Instant::now();
+        self.lock().resync = Some(now.checked_add(after).unwrap_or(now + LONGEST));
     }
 
     /// Returns the time of the next resync: the requested time, or the end of the period.

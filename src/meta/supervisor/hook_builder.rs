@@ -35,10 +35,8 @@ pub(super) struct HookBuilder<'a> {
 impl HookBuilder<'_> {
     /// Returns the declared hooks.
     pub(super) fn build(self) -> Result<Hooks, Rejection> {
-        let declared = HookKind::ALL.into_iter().filter_map(|kind| {
-            let rule = self.definition.hook(kind)?;
-            Some(self.hook(kind, rule))
-        });
+        let hook = |kind| Some(self.hook(kind, self.definition.hook(kind)?));
+        let declared = HookKind::ALL.into_iter().filter_map(hook);
         Ok(Hooks::new(declared.collect::<Result<_, _>>()?, self.budget))
     }
 
@@ -54,16 +52,17 @@ impl HookBuilder<'_> {
                 Arc::new(GuardedDrop::new(made.map_err(refused)?))
             }
             None => {
-                let hook = Webhook::new(rule.url.clone(), rule.timeout).budget(self.budget.clone());
                 endpoint = self.endpoint(&rule.endpoint).map(Arc::new);
-                let hook = hook.endpoint(endpoint.clone());
-                let hook = hook.error_excerpts(options.hook_error_excerpts);
-                let hook = hook.redirects(options.hook_redirects);
-                let hook = hook.replaces_invalid_utf8(!options.strictness.strict);
-                let hook = hook.longest_retry_after(options.longest_hook_retry_after);
-                let hook = hook.proxies(options.hook_proxies.clone());
-                let hook = hook.service(rule.is_service);
-                let hook = hook.user_agent(options.user_agent.clone());
+                let hook = Webhook::new(rule.url.clone(), rule.timeout)
+                    .budget(self.budget.clone())
+                    .endpoint(endpoint.clone())
+                    .error_excerpts(options.hook_error_excerpts)
+                    .redirects(options.hook_redirects)
+                    .replaces_invalid_utf8(!options.strictness.strict)
+                    .longest_retry_after(options.longest_hook_retry_after)
+                    .proxies(options.hook_proxies.clone())
+                    .service(rule.is_service)
+                    .user_agent(options.user_agent.clone());
                 Arc::new(hook.etag(rule.etag).series(series()))
             }
         };

@@ -51,7 +51,8 @@ impl<'a> RelatedReader<'a> {
         object: &Object,
         older: &[OlderParent],
     ) -> Result<LatestRelated<'a>, SyncError> {
-        let (related, HookCaller { parent, context, .. }) = (self.related, self.caller);
+        let related = self.related;
+        let HookCaller { parent, context, .. } = self.caller;
         let Some(hook) = self.hook else {
             // An earlier definition may have declared the hook.
             related.leave(&parent.key, context);
@@ -169,9 +170,7 @@ impl LatestRelated<'_> {
         older: &[&OlderParent],
     ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
         let Self { reader, rules: latest, .. } = self;
-        let Some(hook) = reader.hook else {
-            return Ok(vec![Vec::new(); older.len()]);
-        };
+        let Some(hook) = reader.hook else { return Ok(vec![Vec::new(); older.len()]) };
         let mut all = vec![Arc::clone(latest)];
         for older in older {
             let rules = reader.rules(hook, RevisionCall::Older(older)).await;

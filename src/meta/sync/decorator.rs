@@ -54,8 +54,7 @@ impl ParentSync<'_> {
             status: status.as_ref().ok().and_then(Option::as_deref),
             finalizer: frees_first.then_some(&*writer.finalizer.name),
         };
-        let decorated = DecoratedObject { writer, object };
-        let written = decorated.write(decoration).await;
+        let written = DecoratedObject { writer, object }.write(decoration).await;
         match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
                 reporter.flapping();

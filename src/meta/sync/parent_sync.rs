@@ -46,9 +46,10 @@ impl<'a> ParentSync<'a> {
         object: &'a Object,
         context: &'a Context,
     ) -> Self {
-        let ParentReconciler { definition, finalizer, apply, options, types, .. } = controller;
-        let (parents, recorder) = (&*controller.parents, &controller.recorder);
-        let (health, budget) = (&*parents.hook, &controller.hooks.budget);
+        let ParentReconciler { definition, finalizer, apply, recorder, options, types, .. } =
+            controller;
+        let health = &*controller.parents.hook;
+        let budget = &controller.hooks.budget;
         let reporter = SyncReporter { recorder, health, types, parent, context };
         let writer = ParentWriter { finalizer, apply, parent, context };
         let caller = HookCaller { definition, options, budget, health, parent, context };
@@ -134,10 +135,9 @@ impl<'a> ParentSync<'a> {
         {
             return Ok(None);
         }
-        let namespace = self.parent.key.namespace.as_ref().or(restricted.as_ref());
-        let (namespace, reporter) =
-            (namespace.unwrap_or(&options.revision_namespace), self.reporter);
-        let rollout = RolloutSync { definition, apply, namespace, reporter };
+        let own = self.parent.key.namespace.as_ref().or(restricted.as_ref());
+        let namespace = own.unwrap_or(&options.revision_namespace);
+        let rollout = RolloutSync { definition, apply, namespace, reporter: self.reporter };
         rollout.claim(self.object).await.map(Some)
     }
 

@@ -55,16 +55,14 @@ impl Revisions<'_> {
                 }
                 RevisionWrite::SetChildren(revision, children) => {
                     let patch = children_patch(revision, children);
-                    let result =
-                        apply.parents.patches.merge(&resource, &revision.key, &patch).await;
-                    if let Err(error) = result.map(|IgnoredAny| ()) {
-                        let doing = format!("updating ControllerRevision {}", revision.key);
-                        return Err(of_write(&doing, &error));
-                    }
+                    let doing = format!("updating ControllerRevision {}", revision.key);
+                    let written = apply.parents.patches.merge(&resource, &revision.key, &patch);
+                    let IgnoredAny = written.await.map_err(|error| of_write(&doing, &error))?;
                 }
                 RevisionWrite::Restore(revision, children) => {
                     let doing = format!("restoring the edited ControllerRevision {}", revision.key);
-                    let live = read_revision(&revision.key, &resource, &doing).await?;
+                    let live = resource.get(&revision.key).await;
+                    let live = live.map_err(|error| of_write(&doing, &error))?;
                     let is_observed = |(uid, version): &(Arc<str>, Arc<str>)| {
                         live.is(uid) && live.version() == Some(version)
                     };
@@ -110,7 +108,8 @@ impl Revisions<'_> {
             Err(error) if is_already_there(&error) => {}
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         }
-        let live = read_revision(&revision.key, resource, &doing).await?;
+        let live = resource.get(&revision.key).await;
+        let live = live.map_err(|error| of_write(&doing, &error))?;
         let object = Object::from_json(live.json(), &self.served)
             .map_err(|error| SyncError::Failed(format!("{doing}: {error}")))?;
         if count(parent, revision, &object).is_ok() {
@@ -152,15 +151,6 @@ impl Revisions<'_> {
     pub(super) fn needs_write(&self, plan: &Plan) -> bool {
         !self.writes(plan).is_empty()
     }
-}
-
-/// Reads the object of a revision that exists.
-async fn read_revision(
-    key: &ObjectKey,
-    resource: &Resource<'_>,
-    doing: &str,
-) -> Result<ServerObject, SyncError> {
-    resource.get(key).await.map_err(|error| of_write(doing, &error))
 }
 
 /// Returns the error of a request for a revision that exists in the cache.

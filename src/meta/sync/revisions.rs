@@ -119,7 +119,8 @@ impl<'a> RolloutSync<'a> {
 
     /// Reports an object that does not count as a revision, once for each of its versions.
     fn report_ignored(&self, object: &Object, why: &str) {
-        let (foreign, parent) = (&self.apply.parents.foreign, self.reporter.parent);
+        let parent = self.reporter.parent;
+        let foreign = &self.apply.parents.foreign;
         if foreign.get(&parent.uid, object.header()).is_some() {
             return;
         }

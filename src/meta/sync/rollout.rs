@@ -17,6 +17,7 @@ use crate::{
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
+        apply::Apply,
         children::{Child, ChildContext, DesiredChild},
         definition::{ChildRule, apply_strategy::ApplyStrategy},
         hooks::rule::HookKind,
@@ -129,8 +130,8 @@ impl PlannedRollout<'_> {
     /// rollout.
     pub(super) async fn write(&self) -> Result<Option<Duration>, SyncError> {
         let Self { revisions, plan } = self;
-        let RolloutSync { apply, reporter, .. } = revisions.sync;
-        let (parents, parent) = (&apply.parents, reporter.parent);
+        let RolloutSync { apply: Apply { parents, .. }, reporter, .. } = revisions.sync;
+        let parent = reporter.parent;
         revisions.write(plan).await?;
         let recorded = parents.rollouts.record(&parent.key, &plan.progress);
         let RecordedProgress { report, is_completed, recheck } = recorded;
