@@ -125,8 +125,9 @@
 //!       decorator writes the decorated object with its status, then its attachments
 //!       (`src/meta/sync/decorator.rs::decorate`). After the last finalize response, the finalizer
 //!       is removed (`src/meta/sync/parent_writes.rs::remove_finalizer`);
-//!    8. the writes of children are ordered (`src/meta/children.rs::plan`): deletions and
-//!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
+//!    8. the writes of children follow those of revisions (`src/meta/sync/children_writes.rs::write`),
+//!       in their order (`src/meta/children.rs::plan`): deletions and recreations first, then
+//!       creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
 //!    9. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
 //!       equal before (`src/meta/parent/equal_children.rs::contains`): by a three-way merge
