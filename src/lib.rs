@@ -105,28 +105,29 @@
 //!    for both kinds:
 //!    1. it reads the parent (`src/meta/sync.rs::reconcile`), and adds or removes its finalizer
 //!       first, if that is due (`src/meta/definition/finalizer.rs::first_step`). The other steps are one sync
-//!       (`src/meta/sync.rs::sync`);
-//!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::revisions`), and
+//!       (`src/meta/sync/parent_sync.rs::sync`);
+//!    2. it claims the revisions of a rolling update (`src/meta/sync/revisions.rs::claim`), and
 //!       reads the objects that the customize hook relates to the parent
-//!       (`src/meta/sync/customize.rs::related`);
+//!       (`src/meta/sync/customize.rs::latest`);
 //!    3. it declares its interest in children, and claims and adopts them
 //!       (`src/meta/sync/observation.rs::observe`, by `src/meta/children/claim.rs`; the writes in
 //!       `src/meta/sync/adopt.rs`);
 //!    4. it assembles the hook request from cached bytes
 //!       (`src/meta/protocol/request.rs::sync_request`);
-//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call_hook`, then `src/meta/hooks.rs::call`,
+//!    5. it calls the hook (`src/meta/sync/hook_call.rs::call`, then `src/meta/hooks.rs::call`,
 //!       over HTTP `src/meta/hooks/webhook.rs::exchange`), and ends here if request and response equal
 //!       those of the last sync (`src/meta/parent/sync_record.rs::unchanged_since`);
 //!    6. it checks the response as a whole (`src/meta/children/check.rs`). During a rolling update
 //!       it also calls the hook for each older revision, and plans the revision of each child
 //!       (`src/meta/sync/rollout.rs::roll`, `src/meta/rollout/plan.rs::plan`);
 //!    7. the writes follow. A composite writes its children, then the status
-//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_status.rs::write_status`). A
+//!       (`src/meta/sync/composite.rs::compose`, `src/meta/sync/parent_writes.rs::write_status`). A
 //!       decorator writes the decorated object with its status, then its attachments
 //!       (`src/meta/sync/decorator.rs::decorate`). After the last finalize response, the finalizer
-//!       is removed (`src/meta/sync/parent_finalizer.rs::remove_finalizer`);
-//!    8. the writes of children are ordered (`src/meta/children.rs::plan`): deletions and
-//!       recreations first, then creates and updates, each by type. Up to eight of one type overlap
+//!       is removed (`src/meta/sync/parent_writes.rs::remove_finalizer`);
+//!    8. the writes of children follow those of revisions (`src/meta/sync/children_writes.rs::write`),
+//!       in their order (`src/meta/children.rs::plan`): deletions and recreations first, then
+//!       creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
 //!    9. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
 //!       equal before (`src/meta/parent/equal_children.rs::contains`): by a three-way merge
@@ -284,7 +285,7 @@
 //! | mechanism | place |
 //! |---|---|
 //! | metrics of hooks, removed with their controller | `src/meta/hooks/metrics.rs::series` |
-//! | hook response is validated | `src/meta/sync/hook_call.rs::call_hook`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
+//! | hook response is validated | `src/meta/sync/hook_call.rs::call`, by `src/meta/protocol/response.rs::sync_response_within` and `src/meta/children/check.rs` |
 //! | failed hook call is classified | `src/meta/parent/sync_error.rs::of_hook` |
 //! | failed sync becomes a status and an Event | `src/meta/sync/report.rs::failed`; condition `HooksHealthy` in `src/meta/supervisor/status.rs` |
 //! | retries of a failing hook are paced | `src/meta/sync/report.rs::failed`: while the hook is down by `src/meta/parent/health.rs::wait` and the gate in `src/controller/queue/retry_gate.rs::failed`, else by the back-off of the queue |
@@ -302,13 +303,13 @@
 //! | child of an earlier parent of the same name is deleted | `src/meta/apply/left_behind.rs::delete_left_behind` |
 //! | child is created, updated, recreated or left | `src/meta/children.rs::step`, compared by `src/meta/children/last_applied.rs::same`; executed by `src/meta/apply.rs::update` |
 //! | child is written by server-side apply | `src/meta/apply/server_side.rs::apply`; after a change of the strategy `src/meta/apply/transfer_fields.rs::transfer_fields` |
-//! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write_revisions`, from the input `src/meta/rollout/input.rs::cache` |
+//! | revisions of a rolling update are written | `src/meta/sync/revision_writes.rs::write`, from the input `src/meta/rollout/input.rs::cache` |
 //! | object counts as a revision of a parent | `src/meta/sync/revisions.rs::count` |
 //! | wait of a rollout is decided and reported | `src/meta/rollout/plan.rs::wait_for`; condition `Updated` of the parent `src/meta/rollout/updated_condition.rs::within` |
 //! | loop of writes is bounded | `src/meta/parent/write_limit.rs::may_write` |
-//! | decorated object is written | `src/meta/sync/decorator.rs`, by the plan of `src/meta/sync/decoration.rs` |
+//! | decorated object is written | `src/meta/sync/decorated_object.rs`, by the plan of `src/meta/sync/decoration.rs` |
 //! | objects are updated where patches are forbidden | `src/meta/resource/patches.rs::merge` |
-//! | status of a parent is written | `src/meta/sync/parent_status.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
+//! | status of a parent is written | `src/meta/sync/parent_writes.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
 //!
 //! ## Declared controllers
 //!
@@ -333,7 +334,7 @@
 //! | addition | places |
 //! |---|---|
 //! | flag of `run` | a field of `ManagerArgs` in `src/cli/instance.rs`, or of `src/cli/metacontroller.rs` if Metacontroller has the flag; `src/cli/instance.rs::meta_options` or `src/cli/instance.rs::cluster` copies it into an option of the library, `src/cli/run.rs::upstream` a flag of Metacontroller |
-//! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/reconciler.rs::hook` passes those of a hook on |
+//! | option of declared controllers | a field of `MetaOptions` in `src/meta/options.rs`, read where it acts; `src/meta/supervisor/hook_builder.rs::hook` passes those of a hook on |
 //! | field of a declared controller | `src/meta/api/composite_controller.rs`, `src/meta/definition/composite.rs`, `src/meta/definition/edit_effect.rs` (the compiler requires its effect), a row in `docs/metacontroller.md`; `UPDATE_CRDS=1 cargo test crds` writes the CRDs anew |
 //! | metric of a work queue or a controller | a family in `src/controller/metrics.rs`, its series in `src/controller/metrics/series.rs` |
 //! | other metric | `src/manager/metrics.rs`, `src/informer/metrics.rs`, `src/discovery/metrics.rs`, `crates/transport/src/metrics.rs`, `src/meta/hooks/metrics.rs`, `src/server/process.rs` |

@@ -8,7 +8,6 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::timeout;
-use tokio_util::task::TaskTracker;
 
 use self::{
     current::CurrentSync,
@@ -25,7 +24,6 @@ use crate::{
     },
     meta::{
         api::controller_kind::ControllerKind,
-        apply::Apply,
         definition::{ChildRule, Definition, ParentRule, ParentType, finalizer::Finalizer},
         hooks::{counted::Hooks, rule::HookKind},
         options::MetaOptions,
@@ -67,26 +65,15 @@ impl DeclaredRunnable {
         let mut parents = Parents::new(health_changed);
         parents.related = Arc::new(RelatedObjects::new(Arc::clone(options)));
         let parents = Arc::new(parents);
-        let has_finalize = definition.finalize.is_some();
-        let finalizer = Finalizer::of(definition.kind, &definition.name, has_finalize);
-        let current = CurrentSync::new(ParentReconciler {
-            definition: Arc::clone(&definition),
-            finalizer,
-            apply: Apply {
-                rule: definition.apply_rule(),
-                budget: hooks.budget.clone(),
-                parents: Arc::clone(&parents),
-                options: Arc::clone(options),
-            },
-            budget: hooks.budget.clone(),
+        let current = CurrentSync::new(ParentReconciler::new(
+            Arc::clone(&definition),
             hooks,
             recorder,
-            parents: Arc::clone(&parents),
-            options: Arc::clone(options),
-            restricted: cluster.namespace.clone(),
-            types: cluster.types.clone(),
-            running: TaskTracker::new(),
-        });
+            Arc::clone(&parents),
+            Arc::clone(options),
+            cluster.namespace.clone(),
+            cluster.types.clone(),
+        ));
         let mut builder = Controller::builder(name)
             // A resync is due regardless of the back-off.
             .backoff(Backoff::default())

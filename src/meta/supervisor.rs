@@ -8,6 +8,7 @@
 mod declared;
 mod declared_controllers;
 mod freed_parents;
+mod hook_builder;
 mod manager_source;
 mod own_status;
 mod reconciler;

@@ -1,16 +1,21 @@
-//! Sync of one parent, the same for both kinds of controllers: finalizer, related objects, claim,
-//! hook and check. The writes after the response differ: see `composite` and `decorator`.
+//! Reconciler of the parents of one declared controller. Each reconcile reads the parent, and is one
+//! sync of it (`parent_sync`).
+//!
+//! The values of a sync keep its steps in order: a reader returns what was observed, with which the
+//! hook is called; the call returns a checked response, which is planned and written.
 
 mod adopt;
+mod children_writes;
 mod composite;
 mod customize;
+mod decorated_object;
 mod decoration;
 mod decorator;
 mod hook_call;
 mod observation;
 mod owner_chain;
-mod parent_finalizer;
-mod parent_status;
+mod parent_sync;
+mod parent_writes;
 mod report;
 mod revision_writes;
 mod revisions;
@@ -26,29 +31,19 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall};
+use self::parent_sync::ParentSync;
 use crate::{
     controller::{Context, ObjectGone, Outcome, PostponedError, ReconcileError, Request},
-    discovery::{TypeChange, TypeRegistry, TypeState},
-    informer::Object,
+    discovery::{TypeRegistry, TypeState},
     kind::TypeRef,
     meta::{
         api::controller_kind::ControllerKind,
         apply::Apply,
-        children::{ChildContext, adoption::AdoptionRule, claim, ownership::Ownership},
-        definition::{
-            Definition,
-            finalizer::{Finalizer, FirstStep},
-        },
-        hooks::{
-            budget::ControllerBudget,
-            counted::{CountedHook, Hooks},
-            rule::HookKind,
-        },
+        definition::{Definition, finalizer::Finalizer},
+        hooks::counted::Hooks,
         options::MetaOptions,
         parent::{Parent, resync, sync_error::SyncError},
         parents::Parents,
-        protocol::ObservedObjects,
         recorder::EventRecorder,
     },
     redaction,
@@ -62,7 +57,6 @@ pub(crate) struct ParentReconciler {
     pub(crate) definition: Arc<Definition>,
     pub(crate) finalizer: Finalizer,
     pub(crate) hooks: Hooks,
-    pub(crate) budget: ControllerBudget,
     pub(crate) apply: Apply,
     pub(crate) recorder: EventRecorder,
     pub(crate) parents: Arc<Parents>,
@@ -97,29 +91,44 @@ impl UncachedReason {
 }
 
 impl ParentReconciler {
+    pub(crate) fn new(
+        definition: Arc<Definition>,
+        hooks: Hooks,
+        recorder: EventRecorder,
+        parents: Arc<Parents>,
+        options: Arc<MetaOptions>,
+        restricted: Option<Arc<str>>,
+        types: TypeRegistry,
+    ) -> Self {
+        let has_finalize = definition.finalize.is_some();
+        let budget = hooks.budget.clone();
+        let rule = definition.apply_rule();
+        Self {
+            finalizer: Finalizer::of(definition.kind, &definition.name, has_finalize),
+            apply: Apply { rule, budget, parents: parents.clone(), options: options.clone() },
+            definition,
+            hooks,
+            recorder,
+            parents,
+            options,
+            restricted,
+            types,
+            running: TaskTracker::new(),
+        }
+    }
+
     /// Returns the reconciler of another definition of the same controller, which shares the state
     /// of the parents.
     pub(crate) fn with(&self, definition: Arc<Definition>, hooks: Hooks) -> Self {
-        let (kind, has_finalize) = (definition.kind, definition.finalize.is_some());
-        let parents = Arc::clone(&self.parents);
-        Self {
-            finalizer: Finalizer::of(kind, &definition.name, has_finalize),
-            apply: Apply {
-                rule: definition.apply_rule(),
-                budget: hooks.budget.clone(),
-                parents: Arc::clone(&parents),
-                options: Arc::clone(&self.options),
-            },
-            budget: hooks.budget.clone(),
+        Self::new(
             definition,
             hooks,
-            recorder: self.recorder.clone(),
-            parents,
-            options: Arc::clone(&self.options),
-            restricted: self.restricted.clone(),
-            types: self.types.clone(),
-            running: TaskTracker::new(),
-        }
+            self.recorder.clone(),
+            Arc::clone(&self.parents),
+            Arc::clone(&self.options),
+            self.restricted.clone(),
+            self.types.clone(),
+        )
     }
 
     /// Returns the maximum number of concurrent hook calls.
@@ -145,16 +154,13 @@ impl ParentReconciler {
             // The cache is that of children of the same type. The parents are not listed yet.
             return self.without_cache(type_ref, &request, &context);
         }
-        let found = found.map(|object| {
+        let found = found.and_then(|object| {
             let header = object.header();
-            (self.finalizer.first_step(header, parent.selects(header)), object)
+            Some((self.finalizer.first_step(header, parent.selects(header))?, object))
         });
-        let (step, object) = match found {
-            None | Some((FirstStep::Forget, _)) => {
-                self.forget(&request, &context);
-                return Err(ReconcileError::Terminal(ObjectGone.into()));
-            }
-            Some(found) => found,
+        let Some((step, object)) = found else {
+            self.forget(&request, &context);
+            return Err(ReconcileError::Terminal(ObjectGone.into()));
         };
         let uid = object.header().uid.clone();
         let parent = Parent {
@@ -164,8 +170,8 @@ impl ParentReconciler {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        let synced = AssertUnwindSafe(self.run_step(step, &parent, &object, &context));
-        let synced = synced.catch_unwind().await;
+        let sync = ParentSync::new(self, &parent, &object, &context);
+        let synced = AssertUnwindSafe(sync.run(step)).catch_unwind().await;
         self.schedule_resync(&parent, &context);
         let synced = synced.unwrap_or_else(|panic| {
             // The message goes to the status, so it must not quote the values of a panic.
@@ -174,7 +180,7 @@ impl ParentReconciler {
         if !matches!(synced, Ok(_) | Err(SyncError::HookDown(..) | SyncError::Cancelled)) {
             self.parents.hook.stop_waiting(&parent.key);
         }
-        synced.or_else(|error| self.failed(error, &parent, &context))
+        synced.or_else(|error| sync.reporter.failed(error))
     }
 
     /// Handles a request whose type has no cache. The objects of a type that is proven missing are
@@ -215,147 +221,6 @@ impl ParentReconciler {
         context.resync(key.clone(), None);
     }
 
-    /// Runs the first step of a sync. After a change of the finalizer, the parent is reconciled
-    /// again with its new version.
-    async fn run_step(
-        &self,
-        step: FirstStep,
-        parent: &Parent,
-        object: &Object,
-        context: &Context,
-    ) -> Result<Outcome, SyncError> {
-        match step {
-            FirstStep::Forget => Ok(Outcome::Done),
-            FirstStep::Add => {
-                self.add_finalizer(parent, object, context).await?;
-                Ok(Outcome::RequeueAfter(Duration::ZERO))
-            }
-            FirstStep::Remove => {
-                self.remove_finalizer(parent, object.header(), context).await?;
-                Ok(Outcome::RequeueAfter(Duration::ZERO))
-            }
-            FirstStep::Call(kind) => match self.hooks.get(kind) {
-                Some(hook) => self.sync(hook, parent, object, context).await,
-                // Only the finalize hook is declared, and nothing is to be finalized.
-                None => Ok(Outcome::Done),
-            },
-        }
-    }
-
-    /// Syncs a parent: reads related objects and children, calls the hook, and applies its
-    /// response.
-    async fn sync(
-        &self,
-        hook: &CountedHook,
-        parent: &Parent,
-        object: &Object,
-        context: &Context,
-    ) -> Result<Outcome, SyncError> {
-        let ownership = self.ownership(parent, object)?;
-        self.report_selector(parent, &ownership, context);
-        let last = parent.state.take_record();
-        let mut revisions = self.revisions(parent, object, context).await?;
-        let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
-        let (related_rules, related) = self.related(parent, object, older, context).await?;
-        if let Some(revisions) = &mut revisions {
-            revisions.related_rules = related_rules;
-        }
-        let observation = self.observe(parent, &ownership, context).await?;
-        let is_unread = |missing: &&TypeRef| !self.types.get(missing).state.is_missing();
-        if hook.kind == HookKind::Finalize
-            && let Some(unread) = observation.missing.iter().find(is_unread)
-        {
-            // A hook that sees no children may answer that the parent is finalized.
-            return Err(SyncError::Outdated(format!("finalizing: {unread} is not listed")));
-        }
-        let rules = ChildContext {
-            parent,
-            groups: &observation.groups,
-            missing: &observation.missing,
-            ownership: &ownership,
-            observed: &observation.children,
-            restricted: self.restricted.as_deref(),
-        };
-        let objects = ObservedObjects {
-            groups: &observation.groups,
-            absent: &observation.absent,
-            children: &observation.children,
-            related: &related,
-        };
-        let digest = revisions.as_ref().map_or(0, |revisions| revisions.digest);
-        let call = RevisionCall { json: ParentJson::Cached(object), name: None, digest };
-        let response = self.call_hook(hook, call, &rules, objects, last, context).await?;
-        if !self.is_served(parent, context) {
-            // The type was removed during the call, and other types keep the epoch running.
-            return Err(SyncError::Cancelled);
-        }
-        let recheck = match response {
-            HookResponse::Unchanged(record) => {
-                hook.series.unchanged_sync();
-                parent.state.keep_record(record);
-                self.resync_after(parent, record.resync_after);
-                self.report_flapping(parent, context)
-            }
-            HookResponse::Checked(mut response) => {
-                self.report_repeated(parent, response.repeated.as_deref(), context);
-                let rollout = match revisions {
-                    Some(revisions) => {
-                        let rolled =
-                            self.roll(hook, &rules, objects, revisions, &mut response, context);
-                        Some(rolled.await?)
-                    }
-                    None => None,
-                };
-                self.resync_after(parent, response.record.resync_after);
-                if response.is_usable() {
-                    self.parents.hook.answered(&parent.key);
-                }
-                match self.definition.kind {
-                    ControllerKind::Composite => {
-                        self.compose(object, &rules, *response, rollout, context).await?
-                    }
-                    ControllerKind::Decorator => {
-                        self.decorate(object, &rules, *response, context).await?
-                    }
-                }
-            }
-        };
-        Ok(recheck.map_or(Outcome::Done, Outcome::RequeueAfter))
-    }
-
-    /// Returns whether the type of a parent is still the one that it was read from.
-    fn is_served(&self, parent: &Parent, context: &Context) -> bool {
-        let own = self.definition.parents.get(parent.key.primary);
-        let served = own.and_then(|own| context.served(&own.type_ref).ok());
-        let held = &parent.served.identity;
-        served.is_some_and(|now| TypeChange::between(held, &now.identity) == TypeChange::Unchanged)
-    }
-
-    /// Returns the claim of a parent on its children.
-    fn ownership(&self, parent: &Parent, object: &Object) -> Result<Ownership, SyncError> {
-        let definition = &*self.definition;
-        match definition.kind {
-            ControllerKind::Composite => {
-                let generated = definition.generate_selector;
-                let selector = claim::selector_of(&object.json(), &parent.uid, generated);
-                let selector = selector.map_err(SyncError::Failed)?;
-                let manager = definition.apply_rule().manager;
-                let rule = AdoptionRule { adoption: self.options.adoption, manager };
-                Ok(Ownership::Selected { selector, generated, rule })
-            }
-            ControllerKind::Decorator => {
-                Ok(Ownership::Annotated { controller: definition.name.clone() })
-            }
-        }
-    }
-
-    /// Records the time that a response requests, before anything that may fail.
-    fn resync_after(&self, parent: &Parent, after: Option<Duration>) {
-        if let Some(after) = after {
-            parent.state.resync_after(after);
-        }
-    }
-
     /// Returns the next end of the period of resyncs of a parent.
     pub(crate) fn next_tick(&self, uid: &str) -> Option<Instant> {
         let period = self.definition.resync_period;
@@ -366,38 +231,6 @@ impl ParentReconciler {
     fn schedule_resync(&self, parent: &Parent, context: &Context) {
         let tick = self.next_tick(&parent.uid);
         context.resync(parent.key.clone(), parent.state.next_resync(tick));
-    }
-
-    /// Leaves out children of the parent's own type if the chain of owners is too long: each may be a
-    /// parent with children of its own. Observed ones stay as they are. Returns whether there are
-    /// any.
-    ///
-    /// # Errors
-    ///
-    /// [`SyncError::TooDeep`], after they are left out.
-    fn check_owners(
-        &self,
-        object: &Object,
-        rules: &ChildContext<'_>,
-        response: &mut CheckedResponse,
-        context: &Context,
-    ) -> Result<bool, SyncError> {
-        let &ChildContext { parent, groups, .. } = rules;
-        let is_own = |group: usize| owner_chain::is_same_type(&groups[group], parent);
-        let Some(own) = self.definition.parents.get(parent.key.primary) else { return Ok(true) };
-        let Ok(store) = context.store(&own.type_ref) else { return Ok(true) };
-        let CheckedResponse { desired, held, .. } = response;
-        if !desired.iter().any(|child| is_own(child.group)) {
-            return Ok(false);
-        }
-        let limit = self.definition.max_owner_depth;
-        if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
-            return Ok(true);
-        }
-        desired.retain(|child| !is_own(child.group));
-        let observed = rules.observed.iter().filter(|child| is_own(child.group));
-        held.extend(observed.map(|child| (child.group, child.key.clone())));
-        Err(SyncError::TooDeep(owner_chain::explain(parent, self.definition.kind, limit)))
     }
 }
 

@@ -1,12 +1,9 @@
 //! Steps of server-side apply: the configuration that is applied, and what precedes it.
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::{
-    Child, ChildContext, DesiredChild, DynamicApplyReturn, PlannedChild, Write, WriteStep,
-    last_applied, merge, owners_with,
-};
+use super::{Child, ChildContext, DesiredChild, PlannedChild, WriteStep, last_applied, merge};
 use crate::{
     kind::VersionOrder,
     meta::{
@@ -51,26 +48,22 @@ impl ChildContext<'_> {
         let (child, desired) = match planned {
             PlannedChild::Delete(_) => return self.step(planned),
             PlannedChild::Create(desired) => {
-                let body = encoded(&self.applied(&desired)?);
-                let DesiredChild { group, key, generate_name, .. } = desired;
-                let write =
-                    Write { group, key, generate_name, body, replaces: None, content: None };
-                return Ok(Some(WriteStep::Create(write)));
+                let desired = self.object(&desired);
+                let body = encoded(&desired.applied()?);
+                return Ok(Some(WriteStep::Create(desired.write(body, None, None))));
             }
             PlannedChild::Compare(child, desired) => (child, desired),
         };
         let group = &self.groups[child.group];
         let json = child.object.json();
-        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
-            let why = redaction::decoding(error);
-            format!("{} {} is unreadable: {why}", group.served.kind, child.key)
-        })?;
+        let observed: Value =
+            serde_json::from_slice(&json).map_err(|error| self.unreadable(child, error))?;
         if last_applied::is_on(&observed) {
             let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
             return Ok(Some(WriteStep::TransferFields { group, key, uid, back: None }));
         }
-        let mut wanted = self.applied(&desired)?;
-        let DesiredChild { group: index, key, .. } = desired;
+        let desired = self.object(&desired);
+        let mut wanted = desired.applied()?;
         let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
         let replaces = version.map(str::to_owned);
         match group.strategy {
@@ -87,14 +80,7 @@ impl ChildContext<'_> {
                 }
                 Ok(Some(WriteStep::Recreate {
                     uid: child.uid.clone(),
-                    created: Write {
-                        group: index,
-                        key,
-                        generate_name: None,
-                        body,
-                        replaces: None,
-                        content: None,
-                    },
+                    created: desired.write(body, None, None),
                     observed: json.into_owned().into(),
                     merged: encoded(&wanted),
                 }))
@@ -102,9 +88,7 @@ impl ChildContext<'_> {
             UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
                 wanted["metadata"]["uid"] = (*child.uid).into();
                 let body = encoded(&wanted);
-                let write =
-                    Write { group: index, key, generate_name: None, body, replaces, content: None };
-                Ok(Some(WriteStep::Update(write)))
+                Ok(Some(WriteStep::Update(desired.write(body, replaces, None))))
             }
         }
     }
@@ -133,53 +117,17 @@ impl ChildContext<'_> {
         if !or_contained {
             return Ok(false);
         }
-        let observed: Value = serde_json::from_slice(&json).map_err(|error| {
-            let why = redaction::decoding(error);
-            format!("{} {} is unreadable: {why}", self.groups[child.group].served.kind, child.key)
-        })?;
-        Ok(contains(&observed, &self.applied(desired)?))
+        let observed: Value =
+            serde_json::from_slice(&json).map_err(|error| self.unreadable(child, error))?;
+        Ok(contains(&observed, &self.object(desired).applied()?))
     }
 
     /// Returns whether the configuration of a desired child has all fields of another one.
     pub(crate) fn includes(&self, desired: &DesiredChild, other: &DesiredChild) -> bool {
-        match (self.applied(desired), self.applied(other)) {
+        match (self.object(desired).applied(), self.object(other).applied()) {
             (Ok(desired), Ok(other)) => contains(&desired, &other),
             (Err(_), _) | (_, Err(_)) => false,
         }
-    }
-
-    /// Returns the configuration of a desired child: the fields that the hook decides, and the
-    /// owner.
-    pub(super) fn applied(&self, desired: &DesiredChild) -> Result<Value, String> {
-        let all = self.parts(desired)?;
-        let metadata = all.get("metadata").copied();
-        let object = self.decided(desired, all, |field| field != "status")?;
-        let owners = owners_with(&object, self.parent);
-        let mut object = last_applied::into_desired_fields(object);
-        object["metadata"]["ownerReferences"] = owners.into();
-        // Metacontroller applies an empty map too, and removes the last-applied annotation from it.
-        let sent: Option<Value> = metadata.and_then(|it| serde_json::from_str(it.get()).ok());
-        let is_map = |metadata: &Value| metadata.get("annotations").is_some_and(Value::is_object);
-        if sent.as_ref().is_some_and(is_map) && !is_map(&object["metadata"]) {
-            object["metadata"]["annotations"] = Value::Object(Map::new());
-        }
-        Ok(object)
-    }
-
-    /// Returns the step from server-side apply to dynamic apply for a child without the annotation.
-    pub(super) fn to_dynamic_apply(
-        &self,
-        desired: &DesiredChild,
-        uid: &str,
-        otherwise: WriteStep,
-    ) -> Result<WriteStep, String> {
-        let mut applied = self.applied(desired)?;
-        applied["metadata"]["uid"] = uid.into();
-        let remembered = go_json::encode(&self.complete_object(desired)?);
-        let (group, key) = (desired.group, desired.key.clone());
-        let applied = encoded(&applied);
-        let back = DynamicApplyReturn { applied, remembered, otherwise };
-        Ok(WriteStep::TransferFields { group, key, uid: uid.into(), back: Some(Box::new(back)) })
     }
 }
 
@@ -196,7 +144,7 @@ pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String
 
 /// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
 /// and takes the character U+0085 for a space.
-fn encoded(object: &Value) -> Bytes {
+pub(super) fn encoded(object: &Value) -> Bytes {
     let text = go_json::encode(object);
     let is_refused =
         |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
@@ -226,7 +174,7 @@ mod tests {
     use super::*;
     use crate::{
         informer::Selector,
-        meta::children::{adoption::AdoptionRule, fixtures::*, ownership::Ownership},
+        meta::children::{Write, adoption::AdoptionRule, fixtures::*, ownership::Ownership},
     };
 
     fn config_map(data: &str) -> Value {

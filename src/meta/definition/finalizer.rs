@@ -35,8 +35,6 @@ pub(crate) struct Finalizer {
 /// First step of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstStep {
-    /// Do nothing for the object, and drop the state about it.
-    Forget,
     /// Add the finalizer.
     Add,
     /// Remove the finalizer, which no hook would remove.
@@ -56,18 +54,18 @@ impl Finalizer {
         object.finalizers.contains(&self.name)
     }
 
-    /// Returns the first step of a sync. `selected` is true if the object matches the selector of
-    /// the controller.
-    pub(crate) fn first_step(&self, object: &Header, selected: bool) -> FirstStep {
+    /// Returns the first step of a sync; `None` if the state about the object is to be dropped.
+    /// `selected` is true if the object matches the selector of the controller.
+    pub(crate) fn first_step(&self, object: &Header, selected: bool) -> Option<FirstStep> {
         let terminating = object.deletion_timestamp.is_some();
-        match (self.is_on(object), self.declared) {
-            (false, _) if !selected => FirstStep::Forget,
+        Some(match (self.is_on(object), self.declared) {
+            (false, _) if !selected => return None,
             (true, false) => FirstStep::Remove,
             // The API server refuses new finalizers of an object that is being deleted.
             (false, true) if !terminating => FirstStep::Add,
             (_, true) if terminating || !selected => FirstStep::Call(HookKind::Finalize),
             (_, _) => FirstStep::Call(HookKind::Sync),
-        }
+        })
     }
 
     /// Returns whether the children of a parent are managed: it is not being deleted, or it waits
@@ -120,26 +118,26 @@ mod tests {
 
     #[test]
     fn first_step_follows_from_finalizer_hook_selector_and_deletion() {
-        use FirstStep::{Add, Call, Forget, Remove};
+        use FirstStep::{Add, Call, Remove};
         use HookKind::{Finalize, Sync};
 
         for (is_on, declared, selected, terminating, expected) in [
-            (false, false, true, false, Call(Sync)),
-            (false, false, true, true, Call(Sync)),
-            (false, false, false, false, Forget),
-            (false, false, false, true, Forget),
-            (false, true, true, false, Add),
-            (false, true, true, true, Call(Finalize)),
-            (false, true, false, false, Forget),
-            (false, true, false, true, Forget),
-            (true, false, true, false, Remove),
-            (true, false, true, true, Remove),
-            (true, false, false, false, Remove),
-            (true, false, false, true, Remove),
-            (true, true, true, false, Call(Sync)),
-            (true, true, true, true, Call(Finalize)),
-            (true, true, false, false, Call(Finalize)),
-            (true, true, false, true, Call(Finalize)),
+            (false, false, true, false, Some(Call(Sync))),
+            (false, false, true, true, Some(Call(Sync))),
+            (false, false, false, false, None),
+            (false, false, false, true, None),
+            (false, true, true, false, Some(Add)),
+            (false, true, true, true, Some(Call(Finalize))),
+            (false, true, false, false, None),
+            (false, true, false, true, None),
+            (true, false, true, false, Some(Remove)),
+            (true, false, true, true, Some(Remove)),
+            (true, false, false, false, Some(Remove)),
+            (true, false, false, true, Some(Remove)),
+            (true, true, true, false, Some(Call(Sync))),
+            (true, true, true, true, Some(Call(Finalize))),
+            (true, true, false, false, Some(Call(Finalize))),
+            (true, true, false, true, Some(Call(Finalize))),
         ] {
             let finalizer = Finalizer::of(ControllerKind::Composite, "things", declared);
             let object = object(if is_on { &["other", OURS] } else { &["other"] }, terminating);

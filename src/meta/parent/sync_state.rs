@@ -189,7 +189,8 @@ impl SyncState {
 
     /// Records the time that a response requests until the next sync. It replaces an earlier one, and
     /// a response without a time leaves that.
-    pub(crate) fn resync_after(&self, after: Duration) {
+    pub(crate) fn resync_after(&self, after: Option<Duration>) {
+        let Some(after) = after else { return };
         let now = Instant::now();
         self.lock().resync = Some(now.checked_add(after).unwrap_or(now + LONGEST));
     }
@@ -333,9 +334,9 @@ mod tests {
         let state = SyncState::default();
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let period = Some(now + 60 * second);
-        state.resync_after(Duration::MAX);
+        state.resync_after(Some(Duration::MAX));
         assert_eq!(state.next_resync(None), Some(now + LONGEST));
-        state.resync_after(10 * second);
+        state.resync_after(Some(10 * second));
 
         tokio::time::advance(9 * second).await;
         state.begin();

@@ -4,21 +4,19 @@ use std::{pin::pin, sync::Arc};
 
 use futures::{Stream, TryStreamExt, stream};
 use http::Method;
-use kube::{Client, api::ListParams};
+use kube::api::ListParams;
 use serde_json::value::RawValue;
 
-use super::{declared::DeclaredState, reconciler::DeclarationReconciler};
 use crate::{
-    controller::{Context, ReconcileError},
+    controller::{Cluster, Context, ReconcileError},
     discovery::TypeState,
     informer::Object,
     kind::{Scope, ServedType, TypeRef},
     list_page::{ContinueTokens, ListPage},
-    manager::ControllerState,
     meta::{
         api::controller_kind::ControllerKind,
         definition::finalizer::Finalizer,
-        recorder::{Severity, Subject},
+        recorder::{EventRecorder, Severity, Subject},
         resource::{self, Resource, is_fenced, is_gone, patches::Patches, requested_wait},
     },
     redaction,
@@ -29,7 +27,7 @@ const PAGE: u32 = 100;
 
 /// Parents that are to be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FreedParents {
+pub(super) enum FreedParents {
     /// Every parent: an edit has dropped the finalize hook, or the type.
     All,
     /// Every parent that is not being deleted. The others wait for their finalize hook: the
@@ -45,7 +43,19 @@ enum FoundType {
     Unknown,
 }
 
-impl DeclarationReconciler {
+/// Release of the parents of one controller from its finalizer.
+pub(super) struct ParentRelease<'a> {
+    /// Kind of the controller.
+    pub(super) kind: ControllerKind,
+    /// Name of the controller.
+    pub(super) name: &'a str,
+    pub(super) cluster: &'a Cluster,
+    pub(super) recorder: &'a EventRecorder,
+    pub(super) context: &'a Context,
+    pub(super) finalizer: Finalizer,
+}
+
+impl ParentRelease<'_> {
     /// Frees parents of these types, without a call of the hook. Types whose parents are free are
     /// removed from `finalizes`.
     ///
@@ -53,17 +63,17 @@ impl DeclarationReconciler {
     ///
     /// The first failure, after all types were tried; at once if the server throttles a request or
     /// the epoch is over. Parents that are free by then need no request in the next attempt.
-    async fn free_parents(
+    pub(super) async fn free_parents(
         &self,
-        name: &str,
-        (types, which): (&[TypeRef], FreedParents),
+        types: &[TypeRef],
+        which: FreedParents,
         finalizes: &mut Vec<TypeRef>,
-        context: &Context,
     ) -> Result<(), ReconcileError> {
+        let name = self.name;
         let mut first_error = None;
         for type_ref in types {
             let result = match self.found(type_ref) {
-                FoundType::Served(served) => self.free(name, &served, which, context).await,
+                FoundType::Served(served) => self.free(&served, which).await,
                 // The objects of an absent type are gone.
                 FoundType::Absent => Ok(0),
                 FoundType::Unknown => {
@@ -109,73 +119,20 @@ impl DeclarationReconciler {
         }
     }
 
-    /// Frees the objects of earlier parent types, once no run of the controller uses these types.
-    pub(super) async fn free_earlier_parents(
-        &self,
-        name: &str,
-        declared: &mut DeclaredState,
-        context: &Context,
-    ) -> Result<(), ReconcileError> {
-        let earlier = declared.earlier_parents();
-        let status = self.manager.status_of(self.kind.runnable_name(name));
-        let is_settled = status.is_some_and(|status| {
-            status.pending.is_none()
-                && matches!(status.state, ControllerState::Running | ControllerState::Waiting)
-        });
-        if earlier.is_empty() || !is_settled {
-            return Ok(());
-        }
-        let earlier = (&*earlier, FreedParents::All);
-        self.free_parents(name, earlier, &mut declared.finalizes, context).await
-    }
-
-    /// Frees the parents of a deleted controller, except those that are being deleted.
-    pub(super) async fn free_parents_of_deleted(
-        &self,
-        name: &str,
-        declared: &mut DeclaredState,
-        context: &Context,
-    ) -> Result<(), ReconcileError> {
-        let types = declared.finalizes.clone();
-        let types = (&*types, FreedParents::NotTerminating);
-        self.free_parents(name, types, &mut declared.finalizes, context).await
-    }
-
-    /// Frees the parents of a controller that declares no hook any more, once its run has ended.
-    pub(super) async fn free_all_parents(
-        &self,
-        name: &str,
-        declared: &mut DeclaredState,
-        context: &Context,
-    ) -> Result<(), ReconcileError> {
-        if self.manager.status_of(self.kind.runnable_name(name)).is_some() {
-            return Ok(());
-        }
-        let types = declared.finalizes.clone();
-        let types = (&*types, FreedParents::All);
-        self.free_parents(name, types, &mut declared.finalizes, context).await
-    }
-
     /// Returns whether an object of these types that is not being deleted has the finalizer of the
     /// controller, or may have it. Writes nothing.
     ///
     /// # Errors
     ///
     /// If a list fails.
-    pub(super) async fn has_parents(
-        &self,
-        name: &str,
-        types: &[TypeRef],
-        context: &Context,
-    ) -> Result<bool, kube::Error> {
-        let finalizer = Finalizer::of(self.kind, name, false);
+    pub(super) async fn has_parents(&self, types: &[TypeRef]) -> Result<bool, kube::Error> {
         for type_ref in types {
             let served = match self.found(type_ref) {
                 FoundType::Served(served) => served,
                 FoundType::Absent => continue,
                 FoundType::Unknown => return Ok(true),
             };
-            let mut pages = pin!(self.held(context.client(), &served, &finalizer));
+            let mut pages = pin!(self.held(&served));
             while let Some(objects) = pages.try_next().await? {
                 if !objects.iter().all(is_terminating) {
                     return Ok(true);
@@ -192,26 +149,20 @@ impl DeclarationReconciler {
     ///
     /// If a list fails, and at once if the server throttles a write or the epoch is over. The first
     /// other failure of a write is returned after all objects were tried.
-    async fn free(
-        &self,
-        name: &str,
-        served: &ServedType,
-        which: FreedParents,
-        context: &Context,
-    ) -> Result<usize, kube::Error> {
-        let finalizer = Finalizer::of(self.kind, name, false);
-        let (client, mut first_error, mut freed, mut kept) = (context.client(), None, 0, 0);
+    async fn free(&self, served: &ServedType, which: FreedParents) -> Result<usize, kube::Error> {
+        let Self { name, recorder, context, finalizer, .. } = self;
+        let (mut first_error, mut freed, mut kept) = (None, 0, 0);
         let patches = Patches::default();
-        let mut pages = pin!(self.held(client, served, &finalizer));
+        let resource = Resource::new(context.client(), served);
+        let mut pages = pin!(self.held(served));
         while let Some(objects) = pages.try_next().await? {
             for object in objects {
                 if which == FreedParents::NotTerminating && is_terminating(&object) {
                     kept += 1;
-                    self.report_kept(name, served, &object, &finalizer, context);
+                    self.report_kept(served, &object);
                     continue;
                 }
                 let patch = finalizer.removed(object.header());
-                let resource = Resource::new(client, served);
                 match patches.merge::<Box<RawValue>>(&resource, object.key(), &patch).await {
                     Ok(_) => {}
                     Err(error) if is_gone(&error) => continue,
@@ -231,7 +182,7 @@ impl DeclarationReconciler {
                 );
                 let subject = subject(served, &object);
                 let reason = "FinalizerRemoved";
-                self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
+                recorder.publish(context, &subject, Severity::Warning, reason, &text);
             }
         }
         if kept > 0 {
@@ -248,14 +199,8 @@ impl DeclarationReconciler {
     }
 
     /// Reports an object that waits for the finalize hook of a deleted controller.
-    fn report_kept(
-        &self,
-        name: &str,
-        served: &ServedType,
-        object: &Object,
-        finalizer: &Finalizer,
-        context: &Context,
-    ) {
+    fn report_kept(&self, served: &ServedType, object: &Object) {
+        let Self { name, recorder, context, finalizer, .. } = self;
         let text = format!(
             "Finalizer {} kept: the controller {name} was deleted before it finalized this object; \
              apply the controller again, or run: {}",
@@ -263,27 +208,22 @@ impl DeclarationReconciler {
             release_command(self.kind, name)
         );
         let subject = subject(served, object);
-        self.recorder.publish(context, &subject, Severity::Warning, "FinalizerKept", &text);
+        recorder.publish(context, &subject, Severity::Warning, "FinalizerKept", &text);
     }
 
     /// Lists the objects of a type that have the finalizer, page by page. An object without
     /// readable metadata has no readable finalizer either.
-    fn held(
-        &self,
-        client: &Client,
-        served: &ServedType,
-        finalizer: &Finalizer,
-    ) -> impl Stream<Item = Result<Vec<Object>, kube::Error>> {
+    fn held(&self, served: &ServedType) -> impl Stream<Item = Result<Vec<Object>, kube::Error>> {
         let first = (Some(ListParams::default().limit(PAGE)), ContinueTokens::default());
         stream::try_unfold(first, move |(parameters, mut tokens)| async move {
             let Some(mut parameters) = parameters else { return Ok(None) };
-            let page = self.page(client, served, &parameters).await?;
+            let page = self.page(served, &parameters).await?;
             let next = tokens.after(&page);
             parameters.continue_token =
                 next.map_err(|endless| kube::Error::Service(endless.into()))?;
             let objects = page.items.into_iter().flatten();
             let objects = objects.filter_map(|item| Object::from_json(item.get(), served).ok());
-            let held: Vec<_> = objects.filter(|it| finalizer.is_on(it.header())).collect();
+            let held: Vec<_> = objects.filter(|it| self.finalizer.is_on(it.header())).collect();
             let next = parameters.continue_token.is_some().then_some(parameters);
             Ok::<_, kube::Error>(Some((held, (next, tokens))))
         })
@@ -291,7 +231,6 @@ impl DeclarationReconciler {
 
     async fn page(
         &self,
-        client: &Client,
         served: &ServedType,
         parameters: &ListParams,
     ) -> Result<ListPage<Box<RawValue>>, kube::Error> {
@@ -302,7 +241,7 @@ impl DeclarationReconciler {
         let list = kube::core::Request::new(served.identity.path(namespace))
             .list(parameters)
             .map_err(kube::Error::BuildRequest)?;
-        resource::send(client, Method::GET, list.uri().to_string(), "", None).await
+        resource::send(self.context.client(), Method::GET, list.uri().to_string(), "", None).await
     }
 }
 

@@ -15,14 +15,16 @@ use tokio::time::{Instant, timeout};
 use super::{
     PAUSED,
     declared::{CheckedObject, DeclaredState, DeclaredStates, Run},
+    freed_parents::{FreedParents, ParentRelease},
+    hook_builder::HookBuilder,
     status::Acceptance,
 };
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
-    guard::{self, GuardedDrop},
     informer::Object,
-    manager::{AddError, ControllerState, ManagerHandle, RunnableOptions},
+    kind::TypeRef,
+    manager::{AddError, ControllerState, ManagerHandle, RunnableOptions, RunnableStatus},
     meta::{
         api::{
             controller_kind::ControllerKind,
@@ -31,23 +33,18 @@ use crate::{
         definition::{
             Definition,
             edit_effect::{EditEffect, edit_effect},
+            finalizer::Finalizer,
             lacks_only_hooks, type_ref,
         },
         hooks::{
-            Hook,
-            budget::ControllerBudget,
-            counted::{CountedHook, Hooks},
-            credentials::{HOOK_CREDENTIALS, HookCredentials, HookEndpoint},
-            endpoint::EndpointRule,
-            rule::{HookKind, HookRule},
-            webhook::Webhook,
+            counted::Hooks,
+            credentials::{HOOK_CREDENTIALS, HookCredentials},
         },
         options::MetaOptions,
         recorder::{EventRecorder, Severity, Subject},
         resource::{self, ServerObject, is_forbidden, is_gone},
         runnable::DeclaredRunnable,
     },
-    redaction,
 };
 
 /// Time for which a controller keeps running after its CRD returned without its object.
@@ -158,11 +155,9 @@ impl DeclarationReconciler {
         self.publish(name, &subject, &checked.acceptance, &mut declared, context);
         let written = self.write_status(object, &checked, &mut declared, context).await;
         // Last, so that the status and the Events do not depend on the parents.
-        let freed = if has_no_hook {
-            self.free_all_parents(name, &mut declared, context).await
-        } else {
-            self.free_earlier_parents(name, &mut declared, context).await
-        };
+        let types = self.freed_types(name, &declared, has_no_hook);
+        let release = self.release(name, context);
+        let freed = release.free_parents(&types, FreedParents::All, &mut declared.finalizes).await;
         self.changes.put(name, declared);
         let written = written?;
         freed?;
@@ -188,6 +183,26 @@ impl DeclarationReconciler {
             declared.before = None;
         }
         (declared, another)
+    }
+
+    fn release<'a>(&'a self, name: &'a str, context: &'a Context) -> ParentRelease<'a> {
+        let Self { kind, cluster, recorder, .. } = self;
+        let finalizer = Finalizer::of(*kind, name, false);
+        ParentRelease { kind: *kind, name, cluster, recorder, context, finalizer }
+    }
+
+    /// Returns the types whose parents are to be freed: all types, once the run of a controller
+    /// without a hook has ended, or earlier types, once no run uses them.
+    fn freed_types(&self, name: &str, declared: &DeclaredState, has_no_hook: bool) -> Vec<TypeRef> {
+        let is_settled = |run: &RunnableStatus| {
+            run.pending.is_none()
+                && matches!(run.state, ControllerState::Running | ControllerState::Waiting)
+        };
+        match self.manager.status_of(self.kind.runnable_name(name)) {
+            None if has_no_hook => declared.finalizes.clone(),
+            Some(run) if !has_no_hook && is_settled(&run) => declared.earlier_parents(),
+            None | Some(_) => Vec::new(),
+        }
     }
 
     /// Records the parent types of an object without a runnable. Parents may have the finalizer
@@ -319,59 +334,10 @@ impl DeclarationReconciler {
     }
 
     fn hooks(&self, definition: &Definition) -> Result<Hooks, Rejection> {
+        let Self { options, credentials, changes, .. } = self;
         let name = self.kind.runnable_name(&definition.name);
-        let budget = self.options.responses.controller(name.as_str());
-        let declared = HookKind::ALL.into_iter().filter_map(|kind| {
-            let rule = definition.hook(kind)?;
-            Some(self.hook(definition, kind, rule, &budget))
-        });
-        Ok(Hooks::new(declared.collect::<Result<_, _>>()?, budget))
-    }
-
-    fn hook(
-        &self,
-        definition: &Definition,
-        kind: HookKind,
-        rule: &HookRule,
-        budget: &ControllerBudget,
-    ) -> Result<CountedHook, Rejection> {
-        let (url, name) = (redaction::url(&rule.url), &definition.name);
-        let series = || self.options.metrics.series(kind, name, self.kind.kind(), &url);
-        let mut endpoint = None;
-        let hook: Arc<dyn Hook> = match &self.options.hooks {
-            Some(make) => {
-                let made = guard::run(|| make(definition, kind));
-                let refused = |panic| Rejection::Unbuildable(format!("its hook panicked: {panic}"));
-                Arc::new(GuardedDrop::new(made.map_err(refused)?))
-            }
-            None => {
-                let hook = Webhook::new(rule.url.clone(), rule.timeout).budget(budget.clone());
-                endpoint = self.endpoint(name, &rule.endpoint).map(Arc::new);
-                let hook = hook.endpoint(endpoint.clone());
-                let hook = hook.error_excerpts(self.options.hook_error_excerpts);
-                let hook = hook.redirects(self.options.hook_redirects);
-                let hook = hook.replaces_invalid_utf8(!self.options.strictness.strict);
-                let hook = hook.longest_retry_after(self.options.longest_hook_retry_after);
-                let hook = hook.proxies(self.options.hook_proxies.clone());
-                let hook = hook.service(rule.is_service);
-                let hook = hook.user_agent(self.options.user_agent.clone());
-                Arc::new(hook.etag(rule.etag).series(series()))
-            }
-        };
-        Ok(CountedHook { kind, rule: rule.clone(), hook, series: series(), endpoint })
-    }
-
-    /// Returns the endpoint that a hook declares, kept current.
-    fn endpoint(&self, name: &str, rule: &EndpointRule) -> Option<HookEndpoint> {
-        let runnable = self.kind.runnable_name(name);
-        let (name, changes) = (name.to_owned(), Arc::downgrade(&self.changes));
-        let report = move |message: String| {
-            tracing::warn!(name, message, "the credentials of a hook are stale");
-            if let Some(changes) = changes.upgrade() {
-                changes.note_event(&name, (Severity::Warning, "HookCredentialsStale", message));
-            }
-        };
-        (!rule.is_empty()).then(|| self.credentials.endpoint(runnable, rule.clone(), report))
+        let budget = options.responses.controller(name.as_str());
+        HookBuilder { definition, options, credentials, changes, budget }.build()
     }
 
     /// Adds the runnable that reads credentials, if it was not added yet.
@@ -458,9 +424,10 @@ impl DeclarationReconciler {
                 return Ok(Outcome::RequeueAfter(RECHECK));
             }
         }
+        let release = self.release(name, context);
         if !context.epoch().leads() {
             // The leader frees the parents; this replica does if it leads before they are free.
-            let has_parents = self.has_parents(name, &declared.finalizes, context).await?;
+            let has_parents = release.has_parents(&declared.finalizes).await?;
             if !context.epoch().leads() {
                 if has_parents {
                     return Ok(Outcome::RequeueAfter(STANDBY_RECHECK));
@@ -469,7 +436,9 @@ impl DeclarationReconciler {
                 return Ok(Outcome::Done);
             }
         }
-        let freed = self.free_parents_of_deleted(name, &mut declared, context).await;
+        let types = declared.finalizes.clone();
+        let which = FreedParents::NotTerminating;
+        let freed = release.free_parents(&types, which, &mut declared.finalizes).await;
         self.changes.update(name, |known| known.finalizes = declared.finalizes);
         freed?;
         tracing::info!(name, "declared controller removed");

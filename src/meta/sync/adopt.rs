@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{FutureExt, StreamExt, stream};
 use serde::{Deserialize, de::IgnoredAny};
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
-use super::{ParentReconciler, SyncError};
+use super::{SyncError, observation::ChildReader, parent_writes::patch_object};
 use crate::{
-    controller::Context,
     informer::{Header, Object, Selector},
     kind::ServedType,
     meta::{
@@ -30,20 +29,18 @@ use crate::{
 /// Number of orphans that one sync reads for adoption; the next sync reads more.
 const MAX_ADOPTIONS: usize = 1000;
 
-impl ParentReconciler {
+impl ChildReader<'_> {
     /// Returns the candidates that are children, after adopting and releasing. These writes overlap,
     /// and hold no worker slot.
     pub(super) async fn claim(
         &self,
-        parent: &Parent,
         ownership: &Ownership,
         groups: &[ServedChildType],
         candidates: Vec<(usize, Object)>,
-        context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
         // A decorator claims by its annotation.
         let Some(selector) = ownership.selector() else { return Ok(Vec::new()) };
-        let parents = &*self.parents;
+        let Self { parents, parent, context, .. } = *self;
         let decide = |group: usize, object: &Object| {
             let header = object.header();
             match claim::claim(header, &parent.uid, parent.terminating, selector) {
@@ -160,8 +157,7 @@ impl ClaimWrite<'_> {
             SyncError::Failed(format!("{} {}: {error}", served.kind, object.key()))
         })?;
         // The cache may be behind: another controller may have adopted the object.
-        let header = live.header();
-        if claim::claim(header, &parent.uid, false, self.selector) != Claim::Adopt {
+        if claim::claim(live.header(), &parent.uid, false, self.selector) != Claim::Adopt {
             self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::NotOurs);
             return Ok(None);
         }
@@ -174,25 +170,25 @@ impl ClaimWrite<'_> {
         if has_failed.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let patch = owners_patch(&served.kind, header, &live.json(), |owners| {
-            owners.push(owner_reference(parent))
-        })?;
-        match self
-            .parents
-            .patches
-            .merge::<Box<RawValue>>(&self.resource, object.key(), &patch)
-            .await
-        {
-            Ok(adopted) => Object::from_json(adopted.get(), served)
-                .map(Some)
-                .map_err(|error| SyncError::Failed(format!("adopted {}: {error}", served.kind))),
-            Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => {
-                let doing = format!("adopting {} {}", served.kind, object.key());
-                Err(SyncError::of_write(&doing, &error))
-            }
-        }
+        add_owner(parent, self.parents, &self.resource, served, &live).await
     }
+}
+
+/// Adds a parent to the owners of exactly this version of an object. Returns the object as stored;
+/// `None` if it is gone.
+pub(super) async fn add_owner(
+    parent: &Parent,
+    parents: &Parents,
+    resource: &Resource<'_>,
+    served: &ServedType,
+    live: &Object,
+) -> Result<Option<Object>, SyncError> {
+    let kind = &served.kind;
+    let patch = owners_patch(kind, live.header(), &live.json(), |owners| {
+        owners.push(owner_reference(parent));
+    })?;
+    let doing = format!("adopting {kind} {}", live.key());
+    patch_object(&parents.patches, resource, served, live.key(), &patch, &doing).await
 }
 
 /// Records that an orphan is not adopted, to be reported like an object of another owner.
@@ -206,7 +202,7 @@ fn contest_unproven(parent: &Parent, served: &ServedType, object: &Object) {
 ///
 /// The whole list is written. An object that cannot be read is an error, since its other owners
 /// would be lost.
-pub(super) fn owners_patch(
+fn owners_patch(
     kind: &str,
     header: &Header,
     json: &[u8],

@@ -3,92 +3,52 @@
 use std::time::Duration;
 
 use super::{
-    ParentReconciler, SyncError,
+    SyncError,
+    children_writes::WrittenChildren,
     hook_call::{CheckedResponse, with_unusable},
-    owner_chain,
+    observation::ObservedChildren,
+    parent_sync::ParentSync,
     rollout::PlannedRollout,
 };
-use crate::{
-    controller::Context,
-    informer::Object,
-    meta::{
-        apply::{ApplyResult, NOTHING},
-        children::ChildContext,
-    },
-};
+use crate::meta::apply::ApplyResult;
 
-impl ParentReconciler {
+impl ParentSync<'_> {
     /// Applies a response: children, then the status. Returns the time until the parent is to be
     /// checked again. Keeps the record of the sync if all was as desired.
     pub(super) async fn compose(
         &self,
-        object: &Object,
-        rules: &ChildContext<'_>,
-        mut response: CheckedResponse,
-        rollout: Option<PlannedRollout>,
-        context: &Context,
+        observed: &ObservedChildren<'_>,
+        response: CheckedResponse,
+        rollout: Option<PlannedRollout<'_>>,
     ) -> Result<Option<Duration>, SyncError> {
-        let (parent, mut object) = (rules.parent, object.clone());
-        let finalized = response.finalized;
+        let Self { parent, writer, reporter, .. } = self;
+        let mut object = self.object.clone();
+        let CheckedResponse { hook, children, status, record, finalized, .. } = response;
         // The children of a parent that is finalized are left to the garbage collector.
-        if finalized && parent.terminating && self.finalizer.is_on(object.header()) {
-            match self.remove_finalizer(parent, object.header(), context).await? {
+        if finalized && parent.terminating && writer.finalizer.is_on(object.header()) {
+            match writer.remove_finalizer(object.header()).await? {
                 Some(freed) if !freed.header().finalizers.is_empty() => object = freed,
                 _ => {
-                    self.report_flapping(parent, context);
+                    reporter.flapping();
                     return Ok(None);
                 }
             }
         }
-        let manages = self.finalizer.manages_children(object.header());
-        let owners = match manages {
-            true => self.check_owners(&object, rules, &mut response, context),
-            false => Ok(false),
-        };
-        let CheckedResponse { hook, desired, unusable, held, status, record, .. } = response;
-        let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
-        let rechecked = match &rollout {
-            Some(rollout) if manages => self.write_rollout(parent, rollout, context).await,
-            Some(_) | None => Ok(None),
-        };
-        let managed = match &rechecked {
-            _ if !manages => Ok(NOTHING),
-            Ok(_) => {
-                let observed = &rules.observed_without(&held);
-                let rules = &ChildContext { observed, ..*rules };
-                let written = self.apply.execute(rules, desired, context).await;
-                with_unusable(hook, unusable.text(), written)
-            }
-            // No child is written without a record. The status is written all the same.
-            Err(SyncError::Failed(message)) => {
-                with_unusable(hook, unusable.text(), Err(SyncError::Failed(message.clone())))
-            }
-            Err(_) => return rechecked,
-        };
-        let (managed, has_own) = owner_chain::with_depth(managed, owners);
-        let is_freed = finalized && managed.is_ok() && self.finalizer.is_on(object.header());
-        if is_freed
-            && let Some(freed) = self.remove_finalizer(parent, object.header(), context).await?
-        {
+        let written = self.child_writer(observed).write(&object, hook, children, rollout.as_ref());
+        let WrittenChildren { result: managed, is_usable, has_own, recheck: rechecked } =
+            written.await?;
+        let is_freed = finalized && managed.is_ok() && writer.finalizer.is_on(object.header());
+        if is_freed && let Some(freed) = writer.remove_finalizer(object.header()).await? {
             object = freed;
         }
-        match managed {
-            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
-            // No further request is sent now, but the hook is healthy.
-            Err(SyncError::Throttled { message, after }) => {
-                self.report_flapping(parent, context);
-                return Err(SyncError::Throttled { message, after });
-            }
-            Ok(_) | Err(_) => {}
-        }
+        let is_usable = is_usable && status.is_ok();
         // Written even if children failed, since the status reports that.
         let (written, managed) = match status {
-            Ok(status) => (self.write_status(parent, &object, status, context).await, managed),
+            Ok(status) => (writer.write_status(&object, status).await, managed),
             Err(unusable) => (Ok(false), with_unusable(hook, Some(unusable), managed)),
         };
-        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
-        let contested = self.report_contested(parent, context);
-        let recheck = recheck.into_iter().chain(contested).min();
+        let flapping = is_usable.then(|| reporter.flapping()).flatten();
+        let contested = reporter.contested();
         let has_moved = rollout.as_ref().is_some_and(PlannedRollout::has_moved);
         let managed = match (managed, &written) {
             (Err(SyncError::Failed(children)), Err(SyncError::Failed(status))) => {
@@ -103,13 +63,12 @@ impl ParentReconciler {
         // changes nothing.
         let is_next = (has_moved && children_are_desired) || (!is_rolled_out && confirmed);
         let next = is_next.then_some(Duration::ZERO);
-        let recheck = recheck.into_iter().chain(rechecked?).chain(next).min();
         // The chain of owners may change while the parent does not, and the report of contested
         // objects with the next sync.
         let is_settled = as_desired && !has_own && !is_freed && is_rolled_out;
         if is_settled && contested.is_none() {
             parent.state.keep_record(record);
         }
-        Ok(recheck)
+        Ok([flapping, contested, rechecked, next].into_iter().flatten().min())
     }
 }

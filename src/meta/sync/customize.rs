@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{CountedHook, ParentJson, ParentReconciler, RevisionCall, SyncError};
+use super::{
+    SyncError,
+    hook_call::{HookCaller, RevisionCall},
+};
 use crate::{
-    controller::Context,
+    discovery::TypeRegistry,
     informer::Object,
     meta::{
-        hooks::{metrics::CallOutcome, rule::HookKind},
+        hooks::{counted::CountedHook, metrics::CallOutcome},
         json::fingerprint::Fingerprint,
-        parent::Parent,
         protocol,
         related::{
-            RelatedError, RelatedGroup, RulesToRead,
+            RelatedError, RelatedGroup, RelatedObjects, RulesToRead,
             customize::{self, RelatedRule},
         },
         rollout::OlderParent,
@@ -22,114 +24,92 @@ use crate::{
 /// Rules of one response.
 type SharedRules = Arc<[RelatedRule]>;
 
-impl ParentReconciler {
-    /// Reads the objects that the customize hook relates to a parent; returns them with the rules,
-    /// both empty without such a hook. The last rules of older revisions stay in use, even if they
-    /// are outdated. [`Self::related_to_older`] requests them anew only after the sync hook was
-    /// called, and until then their types would lose their caches.
-    pub(super) async fn related(
-        &self,
-        parent: &Parent,
+/// Objects that the customize hook relates to the current parent, with its rules.
+pub(super) struct LatestRelated<'a> {
+    reader: RelatedReader<'a>,
+    rules: SharedRules,
+    pub(super) groups: Vec<RelatedGroup>,
+}
+
+/// Reader of the objects that the customize hook relates to one parent, for one sync.
+pub(super) struct RelatedReader<'a> {
+    pub(super) caller: HookCaller<'a>,
+    /// The customize hook, if it is declared.
+    pub(super) hook: Option<&'a CountedHook>,
+    pub(super) related: &'a Arc<RelatedObjects>,
+    pub(super) types: &'a TypeRegistry,
+    pub(super) restricted: Option<&'a str>,
+}
+
+impl<'a> RelatedReader<'a> {
+    /// Reads the objects that the customize hook relates to the current parent; none without such a
+    /// hook. The last rules of older revisions stay in use, even if they are outdated.
+    /// [`LatestRelated::older`] requests them anew only after the sync hook was called, and until
+    /// then their types would lose their caches.
+    pub(super) async fn latest(
+        self,
         object: &Object,
         older: &[OlderParent],
-        context: &Context,
-    ) -> Result<(SharedRules, Vec<RelatedGroup>), SyncError> {
-        let related = &self.parents.related;
-        let Some(hook) = self.hooks.get(HookKind::Customize) else {
+    ) -> Result<LatestRelated<'a>, SyncError> {
+        let related = self.related;
+        let HookCaller { parent, context, .. } = self.caller;
+        let Some(hook) = self.hook else {
             // An earlier definition may have declared the hook.
             related.leave(&parent.key, context);
-            return Ok((Arc::default(), Vec::new()));
+            return Ok(LatestRelated { reader: self, rules: Arc::default(), groups: Vec::new() });
         };
-        let uids: Vec<_> = older.iter().map(|older| older.call().parent(parent).uid).collect();
+        let uids: Vec<_> = older.iter().map(|it| RevisionCall::Older(it).uid(parent)).collect();
         let kept = related.rules_of_older(&parent.key, &parent.uid, &uids);
-        let latest = RevisionCall { json: ParentJson::Cached(object), name: None, digest: 0 };
-        let rules = self.rules(hook, parent, latest, context).await?;
+        let rules = self.rules(hook, RevisionCall::Latest(object)).await?;
         let mut all = vec![Arc::clone(&rules)];
         all.extend(kept);
         let all = union(&all);
-        let mut read = self.read_related(parent, &rules, &all, &all, context).await;
+        let mut read = self.read(&rules, &all, &all).await;
         if let Err(RelatedError::NotListed(_) | RelatedError::Unreadable(_)) = read {
             // Outdated rules may name a type that cannot be listed. That must not delay the call
             // that replaces them.
-            let current = union(&self.current_rules(parent, &rules, older)?);
+            let mut current = vec![Arc::clone(&rules)];
+            for older in older {
+                current.extend(self.known_rules(RevisionCall::Older(older))?.1);
+            }
+            let current = union(&current);
             if current != all {
-                read = self.read_related(parent, &rules, &current, &all, context).await;
+                read = self.read(&rules, &current, &all).await;
             }
         }
-        let read = read.map_err(|error| self.related_error(hook, parent, error))?;
-        Ok((rules, read))
-    }
-
-    /// Returns the rules of the latest revision, and those of older ones that are not outdated.
-    fn current_rules(
-        &self,
-        parent: &Parent,
-        latest: &SharedRules,
-        older: &[OlderParent],
-    ) -> Result<Vec<SharedRules>, SyncError> {
-        let mut current = vec![Arc::clone(latest)];
-        for older in older {
-            current.extend(self.known_rules(parent, older.call())?.1);
-        }
-        Ok(current)
-    }
-
-    /// Reads the objects that the customize hook relates to a parent as of each older revision.
-    /// `latest` are its rules for the parent as it is.
-    pub(super) async fn related_to_older(
-        &self,
-        parent: &Parent,
-        latest: &SharedRules,
-        older: &[&OlderParent],
-        context: &Context,
-    ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
-        let Some(hook) = self.hooks.get(HookKind::Customize) else {
-            return Ok(vec![Vec::new(); older.len()]);
-        };
-        let mut all = vec![Arc::clone(latest)];
-        for older in older {
-            let rules = self.rules(hook, parent, older.call(), context).await;
-            all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
-        }
-        let wanted = union(&all);
-        let mut related = Vec::with_capacity(older.len());
-        for rules in &all[1..] {
-            let read = self.read_related(parent, rules, &wanted, &wanted, context).await;
-            related.push(read.map_err(|error| self.related_error(hook, parent, error))?);
-        }
-        Ok(related)
+        let groups = read.map_err(|error| self.error(hook, error))?;
+        Ok(LatestRelated { reader: self, rules, groups })
     }
 
     /// Reads the objects of some of the rules of a parent. `wanted` are those of all its revisions,
     /// and `kept` are these and others whose types stay cached.
-    async fn read_related(
+    async fn read(
         &self,
-        parent: &Parent,
         read: &[RelatedRule],
         wanted: &[RelatedRule],
         kept: &[RelatedRule],
-        context: &Context,
     ) -> Result<Vec<RelatedGroup>, RelatedError> {
-        let (optional, restricted) =
-            (&self.definition.optional_related, self.restricted.as_deref());
+        let HookCaller { definition, parent, context, .. } = self.caller;
+        let (optional, restricted) = (&definition.optional_related, self.restricted);
         let rules = RulesToRead { read, wanted, kept, optional, restricted };
-        self.parents.related.read(&parent.key, rules, &self.types, context).await
+        self.related.read(&parent.key, rules, self.types, context).await
     }
 
     /// Returns the error of a sync without all its related objects. The parent is enqueued when a
     /// type that could not be read is listed.
-    fn related_error(&self, hook: &CountedHook, parent: &Parent, error: RelatedError) -> SyncError {
+    fn error(&self, hook: &CountedHook, error: RelatedError) -> SyncError {
+        let key = &self.caller.parent.key;
         match error {
             RelatedError::Cancelled => SyncError::Cancelled,
             RelatedError::NotListed(why) => SyncError::Outdated(format!("related objects: {why}")),
             RelatedError::Unreadable(why) => {
                 // The rule may name the wrong type, and the hook be corrected meanwhile.
-                self.parents.related.forget_response(&parent.key);
+                self.related.forget_response(key);
                 SyncError::Failed(format!("related objects: {why}"))
             }
             RelatedError::Invalid(wrong) => {
-                self.parents.related.forget_response(&parent.key);
-                hook.hook.forget(&parent.key);
+                self.related.forget_response(key);
+                hook.hook.forget(key);
                 SyncError::response(hook.kind, format!("hook response is unusable: {wrong}"))
             }
         }
@@ -139,13 +119,12 @@ impl ParentReconciler {
     /// fingerprint of its declaration.
     fn known_rules(
         &self,
-        parent: &Parent,
         called: RevisionCall<'_>,
     ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
-        let declared = Fingerprint::of_declared(&called.json.text())
+        let declared = Fingerprint::of_declared(&called.json())
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
-        let uid = called.parent(parent).uid;
-        Ok((declared, self.parents.related.response(&parent.key, &uid, declared)))
+        let parent = self.caller.parent;
+        Ok((declared, self.related.response(&parent.key, &called.uid(parent), declared)))
     }
 
     /// Returns the rules of a parent. Calls the hook if the parent's declaration has changed since
@@ -153,28 +132,23 @@ impl ParentReconciler {
     async fn rules(
         &self,
         hook: &CountedHook,
-        parent: &Parent,
         called: RevisionCall<'_>,
-        context: &Context,
     ) -> Result<SharedRules, SyncError> {
-        let (declared, known) = self.known_rules(parent, called)?;
+        let (declared, known) = self.known_rules(called)?;
         if let Some(rules) = known {
             return Ok(rules);
         }
-        let revised = &called.parent(parent);
-        let controller = &self.definition.controller;
-        let bytes = controller.len() + called.json.len() + 256;
-        let room = self.reserve(bytes, context).await?;
-        let request = protocol::customize_request(controller, &called.json.text());
-        let (body, call) = self.exchange(hook, revised, request, room, context).await?;
+        let HookCaller { definition, options, budget, parent, .. } = self.caller;
+        let controller = &definition.controller;
+        let room = self.caller.reserve(controller.len() + called.len() + 256).await?;
+        let request = protocol::customize_request(controller, &called.json());
+        let (body, call) = self.caller.exchange(hook, called, request, room).await?;
         let rules = {
-            let _permit = self.budget.decode_permit(body.len()).await;
+            let _permit = budget.decode_permit(body.len()).await;
             let (version, namespace) = (hook.rule.version, parent.key.namespace.as_ref());
-            let limits = &self.options.customize;
-            let checked = match self.options.strictness.strict {
-                true => protocol::refuse_null(&body),
-                false => Ok(()),
-            };
+            let limits = &options.customize;
+            let checked =
+                if options.strictness.strict { protocol::refuse_null(&body) } else { Ok(()) };
             checked.and_then(|()| {
                 customize::related_rules(&body, hook.rule.strict, version, namespace, limits)
             })
@@ -184,8 +158,31 @@ impl ParentReconciler {
             hook.hook.forget(&parent.key);
             SyncError::response(hook.kind, message)
         })?;
-        self.parents.related.keep_response(&parent.key, &revised.uid, declared, &rules);
+        self.related.keep_response(&parent.key, &called.uid(parent), declared, &rules);
         Ok(rules)
+    }
+}
+
+impl LatestRelated<'_> {
+    /// Reads the objects that the customize hook relates to a parent as of each older revision.
+    pub(super) async fn older(
+        &self,
+        older: &[&OlderParent],
+    ) -> Result<Vec<Vec<RelatedGroup>>, SyncError> {
+        let Self { reader, rules: latest, .. } = self;
+        let Some(hook) = reader.hook else { return Ok(vec![Vec::new(); older.len()]) };
+        let mut all = vec![Arc::clone(latest)];
+        for older in older {
+            let rules = reader.rules(hook, RevisionCall::Older(older)).await;
+            all.push(rules.map_err(|error| error.about_revision(&older.revision.key))?);
+        }
+        let wanted = union(&all);
+        let mut related = Vec::with_capacity(older.len());
+        for rules in &all[1..] {
+            let read = reader.read(rules, &wanted, &wanted).await;
+            related.push(read.map_err(|error| reader.error(hook, error))?);
+        }
+        Ok(related)
     }
 }
 
@@ -198,12 +195,4 @@ fn union(all: &[SharedRules]) -> Vec<RelatedRule> {
         }
     }
     union
-}
-
-impl OlderParent {
-    /// Returns the call of a hook for the parent as of this revision.
-    fn call(&self) -> RevisionCall<'_> {
-        let json = ParentJson::Older(&self.json);
-        RevisionCall { json, name: Some(&self.revision.key.name), digest: 0 }
-    }
 }

@@ -1,65 +1,17 @@
 //! Sync of a decorated object after the response: the object first, then its attachments.
 
-use std::{collections::VecDeque, time::Duration};
-
-use serde_json::{Map, Value, value::RawValue};
+use std::time::Duration;
 
 use super::{
-    ParentReconciler, SyncError,
-    decoration::{self, Decoration, DecorationWrites, ObjectWrite, StatusWrite},
+    SyncError,
+    children_writes::WrittenChildren,
+    decorated_object::{Decorated, DecoratedObject, DecorationResult},
+    decoration::Decoration,
     hook_call::{CheckedResponse, with_unusable},
-    owner_chain,
+    observation::ObservedChildren,
+    parent_sync::ParentSync,
 };
-use crate::{
-    controller::Context,
-    informer::{Header, Object},
-    meta::{
-        apply::{ApplyResult, NOTHING},
-        children::ChildContext,
-        parent::Parent,
-        protocol::StringChanges,
-        resource::{Resource, StoredObject, is_gone},
-    },
-    redaction,
-};
-
-/// Name of a decorated object's status in its write limit.
-const STATUS: &str = "the status";
-/// Name of its labels and annotations there.
-const METADATA: &str = "the metadata";
-/// Name of the other writes in messages.
-const DOING: &str = "writing the object";
-
-/// Outcome of the writes of a decorated object.
-enum DecorationResult {
-    /// The object was as desired.
-    AsDesired,
-    /// The object was written and has this header now, or a write was held back.
-    Differed(Box<Header>),
-    /// The last finalizer of an object that is being deleted was removed.
-    Freed,
-    /// The object was gone before, and its attachments are left to the garbage collector.
-    Gone,
-}
-
-/// Writes of a decorated object. Each part of a response stands alone: one that is refused leaves
-/// the others.
-struct Decorated {
-    result: DecorationResult,
-    /// Parts that cannot be written.
-    refused: Option<String>,
-}
-
-impl DecorationResult {
-    /// Returns the header of the object as these writes have left it; `None` if it is gone.
-    fn header(&self, object: &Object) -> Option<Header> {
-        match self {
-            Self::AsDesired => Some(object.header().clone()),
-            Self::Differed(header) => Some((**header).clone()),
-            Self::Freed | Self::Gone => None,
-        }
-    }
-}
+use crate::meta::apply::ApplyResult;
 
 /// Returns the results of the writes of an object and of its attachments.
 ///
@@ -79,38 +31,20 @@ fn completed(
     Ok((written?.result, managed))
 }
 
-impl ParentReconciler {
+impl ParentSync<'_> {
     /// Applies a response: status, labels and annotations of the object, then its attachments. The
     /// finalizer is removed with the labels if the object is being deleted, and after the
     /// attachments otherwise. Returns the time until the object is to be checked again. Keeps the record of
     /// the sync if all was as desired.
     pub(super) async fn decorate(
         &self,
-        object: &Object,
-        rules: &ChildContext<'_>,
-        mut response: CheckedResponse,
-        context: &Context,
+        observed: &ObservedChildren<'_>,
+        response: CheckedResponse,
     ) -> Result<Option<Duration>, SyncError> {
-        let parent = rules.parent;
-        let manages = self.finalizer.manages_children(object.header());
-        let owners = match manages {
-            true => self.check_owners(object, rules, &mut response, context),
-            false => Ok(false),
-        };
-        let CheckedResponse {
-            hook,
-            desired,
-            unusable,
-            held,
-            status,
-            labels,
-            annotations,
-            record,
-            finalized,
-            ..
-        } = response;
-        let is_usable = owners.is_ok() && status.is_ok() && (unusable.is_empty() || !manages);
-        let frees = finalized && self.finalizer.is_on(object.header());
+        let Self { parent, object, writer, reporter, .. } = *self;
+        let CheckedResponse { hook, children, status, labels, annotations, record, finalized } =
+            response;
+        let frees = finalized && writer.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then
         // on, and nothing else deletes them.
         let frees_first = frees && parent.terminating;
@@ -118,17 +52,17 @@ impl ParentReconciler {
             labels: &labels,
             annotations: &annotations,
             status: status.as_ref().ok().and_then(Option::as_deref),
-            finalizer: frees_first.then_some(&*self.finalizer.name),
+            finalizer: frees_first.then_some(&*writer.finalizer.name),
         };
-        let written = self.write_object(parent, object, decoration, context).await;
+        let written = DecoratedObject { writer, object }.write(decoration).await;
         match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
-                self.report_flapping(parent, context);
+                reporter.flapping();
                 return Ok(None);
             }
             // No further request is sent now.
             Err(SyncError::Cancelled | SyncError::Throttled { .. }) => {
-                self.report_flapping(parent, context);
+                reporter.flapping();
                 return written.map(|_decorated| None);
             }
             // A conflict or a refusal of the object is no reason to leave its attachments as they are.
@@ -139,35 +73,19 @@ impl ParentReconciler {
             )
             | Err(_) => {}
         }
-        // After the write of the object, which may free it.
-        let managed = if manages {
-            let observed = &rules.observed_without(&held);
-            let rules = &ChildContext { observed, ..*rules };
-            with_unusable(hook, unusable.text(), self.apply.execute(rules, desired, context).await)
-        } else {
-            Ok(NOTHING)
-        };
-        let (managed, has_own) = owner_chain::with_depth(managed, owners);
-        match managed {
-            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
-            // No further request is sent now, and the contested objects are those of an earlier
-            // sync.
-            Err(error @ SyncError::Throttled { .. }) => {
-                self.report_flapping(parent, context);
-                return Err(error);
-            }
-            Ok(_) | Err(_) => {}
-        }
+        let managed = self.child_writer(observed).write(object, hook, children, None).await?;
+        let WrittenChildren { result: managed, is_usable, has_own, .. } = managed;
         if frees
             && !frees_first
             && managed.is_ok()
             && let Some(header) = written.as_ref().ok().and_then(|left| left.result.header(object))
         {
-            self.remove_finalizer(parent, &header, context).await?;
+            writer.remove_finalizer(&header).await?;
         }
+        let is_usable = is_usable && status.is_ok();
         let managed = with_unusable(hook, status.err(), managed);
-        let recheck = is_usable.then(|| self.report_flapping(parent, context)).flatten();
-        let recheck = recheck.into_iter().chain(self.report_contested(parent, context)).min();
+        let recheck = is_usable.then(|| reporter.flapping()).flatten();
+        let recheck = recheck.into_iter().chain(reporter.contested()).min();
         let (decorated, managed) = completed(written, managed)?;
         let as_desired = managed.as_desired & matches!(decorated, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
@@ -175,245 +93,5 @@ impl ParentReconciler {
             parent.state.keep_record(record);
         }
         Ok(recheck)
-    }
-
-    /// Writes the object as decorated, in at most two writes unless one is refused.
-    async fn write_object(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        decoration: Decoration<'_>,
-        context: &Context,
-    ) -> Result<Decorated, SyncError> {
-        let mut writes = planned(parent, object, decoration)?;
-        let mut is_held_back = false;
-        let mut admitted = decoration;
-        if let Some(status) = status_of(&writes)
-            && !self.may_write_status(parent, status)
-        {
-            is_held_back = true;
-            admitted = Decoration { status: None, ..decoration };
-            writes = planned(parent, object, admitted)?;
-        }
-        if let Some(ObjectWrite::Patch(metadata)) = &mut writes.object
-            && decorates(metadata)
-            && !self.apply.may_write(parent, METADATA)
-        {
-            is_held_back = true;
-            metadata.retain(|field, _| field == FINALIZERS);
-            if metadata.is_empty() {
-                writes.object = None;
-            }
-        }
-        if writes == DecorationWrites::default() {
-            let result = if is_held_back {
-                DecorationResult::Differed(Box::new(object.header().clone()))
-            } else {
-                DecorationResult::AsDesired
-            };
-            return Ok(Decorated { result, refused: None });
-        }
-        context.release_slot();
-        self.send(parent, object, writes, admitted, context).await
-    }
-
-    /// Returns whether a status is to be written: the server has not changed the same one before,
-    /// and the write limit admits it.
-    fn may_write_status(&self, parent: &Parent, status: &StatusWrite) -> bool {
-        !parent.state.status_settled(status.wanted, status.seen)
-            && self.apply.may_write(parent, STATUS)
-    }
-
-    /// Sends the writes of an object, each for the version that the last one has left. A write of
-    /// several parts that is refused is sent again part by part.
-    async fn send(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        writes: DecorationWrites,
-        decoration: Decoration<'_>,
-        context: &Context,
-    ) -> Result<Decorated, SyncError> {
-        let resource = Resource::new(context.requester(), &parent.served);
-        let mut header = object.header().clone();
-        let mut refused = Vec::new();
-        if let Some(status) = &writes.status {
-            match resource.update_status(&parent.key, status.body.clone()).await {
-                Ok(stored) => {
-                    if let Some(stored) = stored.version() {
-                        header.resource_version = stored.into();
-                    }
-                    self.wrote_status(parent, status, &stored);
-                }
-                Err(error) if is_gone(&error) => {
-                    let result = missing_status(&resource, parent).await?;
-                    return Ok(Decorated { result, refused: None });
-                }
-                Err(error) => refused.push(refusal("writing the status", &error)?),
-            }
-        }
-        let frees = decoration.finalizer.is_some();
-        let mut pending: VecDeque<_> = writes.object.into_iter().collect();
-        // True if the pending writes are parts of a write that was refused.
-        let mut is_part = false;
-        while let Some(write) = pending.pop_front() {
-            let text = match self.send_part(&resource, parent, &write, &header).await {
-                Ok(text) => text,
-                Err(error) if is_gone(&error) => {
-                    return Ok(Decorated { result: DecorationResult::Gone, refused: None });
-                }
-                Err(error) => {
-                    let refusal = refusal(DOING, &error)?;
-                    let parts = match is_part {
-                        true => Vec::new(),
-                        false => parts_of(write, parent, object, decoration)?,
-                    };
-                    if parts.is_empty() {
-                        refused.push(refusal);
-                    }
-                    is_part = true;
-                    pending.extend(parts);
-                    continue;
-                }
-            };
-            header = self.wrote_part(parent, &write, &text)?;
-            if frees && parent.terminating && header.finalizers.is_empty() {
-                return Ok(Decorated { result: DecorationResult::Freed, refused: None });
-            }
-        }
-        // An admission webhook may have added finalizers.
-        if frees && refused.is_empty() && self.finalizer.is_on(&header) {
-            return Err(self.not_stored("removed"));
-        }
-        let refused = (!refused.is_empty()).then(|| refused.join("; "));
-        Ok(Decorated { result: DecorationResult::Differed(Box::new(header)), refused })
-    }
-
-    /// Sends one write of an object. Returns the object as stored.
-    async fn send_part(
-        &self,
-        resource: &Resource<'_>,
-        parent: &Parent,
-        write: &ObjectWrite,
-        header: &Header,
-    ) -> Result<Box<RawValue>, kube::Error> {
-        match write {
-            ObjectWrite::Patch(metadata) => {
-                let patch = ObjectWrite::patch(metadata, &parent.uid, &header.resource_version);
-                self.parents.patches.merge(resource, &parent.key, &patch).await
-            }
-            ObjectWrite::Replace(status) => {
-                resource.replace(&parent.key, status.body.clone()).await
-            }
-        }
-    }
-
-    /// Records a write of an object. Returns the header as stored.
-    fn wrote_part(
-        &self,
-        parent: &Parent,
-        write: &ObjectWrite,
-        text: &RawValue,
-    ) -> Result<Header, SyncError> {
-        let unreadable = |why: String| SyncError::Failed(format!("{DOING}: {why}"));
-        let stored: StoredObject = serde_json::from_str(text.get())
-            .map_err(|error| unreadable(redaction::decoding(error)))?;
-        match write {
-            ObjectWrite::Replace(status) => self.wrote_status(parent, status, &stored),
-            ObjectWrite::Patch(metadata) if decorates(metadata) => {
-                parent.state.wrote(METADATA);
-            }
-            ObjectWrite::Patch(_) => {}
-        }
-        let stored = Object::from_json(text.get(), &parent.served)
-            .map_err(|error| unreadable(error.to_string()))?;
-        Ok(stored.header().clone())
-    }
-
-    fn wrote_status(&self, parent: &Parent, status: &StatusWrite, stored: &StoredObject) {
-        parent.state.wrote(STATUS);
-        parent.state.record_stored_status(status.wanted, stored.status);
-    }
-}
-
-/// Returns the writes that decorate an object.
-fn planned(
-    parent: &Parent,
-    object: &Object,
-    decoration: Decoration<'_>,
-) -> Result<DecorationWrites, SyncError> {
-    let has_status = parent.served.subresources.status;
-    decoration::writes(&object.json(), decoration, has_status).map_err(|error| {
-        SyncError::Failed(format!("the object is unreadable: {}", redaction::decoding(error)))
-    })
-}
-
-/// Returns the parts of a write that was refused; empty if it has one part alone.
-fn parts_of(
-    write: ObjectWrite,
-    parent: &Parent,
-    object: &Object,
-    decoration: Decoration<'_>,
-) -> Result<Vec<ObjectWrite>, SyncError> {
-    match write {
-        ObjectWrite::Patch(metadata) if metadata.len() > 1 => Ok(fields_alone(metadata)),
-        ObjectWrite::Patch(_) => Ok(Vec::new()),
-        ObjectWrite::Replace(_) => {
-            let metadata = planned(parent, object, Decoration { status: None, ..decoration })?;
-            let Some(ObjectWrite::Patch(metadata)) = metadata.object else {
-                return Ok(Vec::new());
-            };
-            let (labels, annotations) = (&StringChanges::default(), &StringChanges::default());
-            let status = Decoration { labels, annotations, finalizer: None, ..decoration };
-            let status = planned(parent, object, status)?.object;
-            Ok(status.into_iter().chain(fields_alone(metadata)).collect())
-        }
-    }
-}
-
-/// Returns a patch for each field of the metadata. The finalizer is removed last, since the object
-/// may be gone afterwards.
-fn fields_alone(metadata: Map<String, Value>) -> Vec<ObjectWrite> {
-    let (finalizers, texts): (Vec<_>, Vec<_>) =
-        metadata.into_iter().partition(|(field, _)| field == FINALIZERS);
-    let fields = texts.into_iter().chain(finalizers);
-    fields.map(|field| ObjectWrite::Patch(Map::from_iter([field]))).collect()
-}
-
-/// Returns the message of a write that was refused, whose parts may be written alone.
-fn refusal(doing: &str, error: &kube::Error) -> Result<String, SyncError> {
-    SyncError::of_write(doing, error).failure()
-}
-
-/// Returns why `/status` of an object was not found: the object is gone, or its type has lost the
-/// subresource.
-async fn missing_status(
-    resource: &Resource<'_>,
-    parent: &Parent,
-) -> Result<DecorationResult, SyncError> {
-    match resource.get(&parent.key).await {
-        Ok(live) if live.is(&parent.uid) => {
-            let why = "the object exists, and its status was not found";
-            Err(SyncError::Outdated(format!("writing the status: {why}")))
-        }
-        Ok(_) => Ok(DecorationResult::Gone),
-        Err(error) if is_gone(&error) => Ok(DecorationResult::Gone),
-        Err(error) => Err(SyncError::of_write("reading the object", &error)),
-    }
-}
-
-/// Field of the metadata that the limit of writes does not count.
-const FINALIZERS: &str = "finalizers";
-
-/// Returns whether a patch changes labels or annotations.
-fn decorates(metadata: &Map<String, Value>) -> bool {
-    metadata.keys().any(|field| field != FINALIZERS)
-}
-
-/// Returns the status that one of the writes has.
-fn status_of(writes: &DecorationWrites) -> Option<&StatusWrite> {
-    match (&writes.status, &writes.object) {
-        (Some(status), _) | (None, Some(ObjectWrite::Replace(status))) => Some(status),
-        (None, Some(ObjectWrite::Patch(_)) | None) => None,
     }
 }

@@ -1,30 +1,33 @@
 //! Call of a hook for one parent: request within the budget, and check of the response.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{CountedHook, ParentReconciler, SyncError};
+use super::{SyncError, observation::ObservedChildren};
 use crate::{
     controller::Context,
-    informer::{Object, ObjectKey},
+    informer::Object,
     meta::{
         apply::ApplyResult,
-        children::{CheckedChildren, ChildContext, DesiredChild, log_text},
+        children::{CheckedChildren, log_text},
+        definition::Definition,
         hooks,
         hooks::{
-            budget::Reservation,
+            budget::{ControllerBudget, Reservation},
+            counted::CountedHook,
             metrics::{CallOutcome, CountedCall},
             rule::HookKind,
         },
         options::MetaOptions,
         parent::{
             Parent,
-            failures::Failures,
-            health::Failure,
+            health::{Failure, HookHealth},
             sync_record::{ObservedDigest, SyncRecord},
         },
-        protocol::{self, ObservedObjects, StringChanges},
+        protocol::{self, StringChanges},
+        related::RelatedGroup,
+        rollout::OlderParent,
     },
 };
 
@@ -44,14 +47,8 @@ pub(super) enum HookResponse {
 pub(super) struct CheckedResponse {
     /// Kind of the hook.
     pub(super) hook: HookKind,
-    /// Desired children that can be written.
-    pub(super) desired: Vec<DesiredChild>,
-    /// Errors of desired children that cannot be written.
-    pub(super) unusable: Failures,
-    /// Observed children that are left as they are.
-    pub(super) held: BTreeSet<(usize, ObjectKey)>,
-    /// Message about a child that is listed several times.
-    pub(super) repeated: Option<String>,
+    /// Desired children.
+    pub(super) children: CheckedChildren,
     /// Status of the parent; an error if it cannot be written.
     pub(super) status: Result<Option<Bytes>, String>,
     /// Changes of the labels of a decorated object.
@@ -67,7 +64,7 @@ pub(super) struct CheckedResponse {
 impl CheckedResponse {
     /// Returns whether each part of the response can be written.
     pub(super) fn is_usable(&self) -> bool {
-        self.unusable.is_empty() && self.status.is_ok()
+        self.children.unusable.is_empty() && self.status.is_ok()
     }
 }
 
@@ -97,77 +94,71 @@ pub(super) fn with_unusable(
     Err(SyncError::response(hook, message))
 }
 
-/// JSON of a parent as of one revision. That of a cached object is restored for each use, since it
-/// may be long, and a call waits.
+/// Parent that a hook is called for, as of one revision. The JSON of a cached object is restored for
+/// each use, since it may be long, and a call waits.
 #[derive(Clone, Copy)]
-pub(super) enum ParentJson<'a> {
+pub(super) enum RevisionCall<'a> {
     /// The current parent, as cached.
-    Cached(&'a Object),
+    Latest(&'a Object),
     /// The parent as of an older revision.
-    Older(&'a [u8]),
+    Older(&'a OlderParent),
 }
 
-impl<'a> ParentJson<'a> {
-    /// Returns the length of the text, in bytes.
+impl<'a> RevisionCall<'a> {
+    /// Returns the length of the JSON, in bytes.
     pub(super) fn len(self) -> usize {
         match self {
-            Self::Cached(object) => object.json_len(),
-            Self::Older(json) => json.len(),
+            Self::Latest(object) => object.json_len(),
+            Self::Older(older) => older.json.len(),
         }
     }
 
-    /// Returns the text.
-    pub(super) fn text(self) -> Cow<'a, [u8]> {
+    /// Returns the JSON of the parent.
+    pub(super) fn json(self) -> Cow<'a, [u8]> {
         match self {
-            Self::Cached(object) => object.json(),
-            Self::Older(json) => json.into(),
+            Self::Latest(object) => object.json(),
+            Self::Older(older) => (&*older.json).into(),
+        }
+    }
+
+    /// Returns the uid of the parent, another one for each revision, so that a response kept for one
+    /// revision is not used for another.
+    pub(super) fn uid(self, parent: &Parent) -> Arc<str> {
+        match self {
+            Self::Latest(_) => parent.uid.clone(),
+            Self::Older(older) => format!("{}/{}", parent.uid, older.revision.key.name).into(),
         }
     }
 }
 
-/// Parent that a hook is called for, as of one revision.
+/// Caller of the hooks for one parent, in one sync.
 #[derive(Clone, Copy)]
-pub(super) struct RevisionCall<'a> {
-    /// The parent, encoded.
-    pub(super) json: ParentJson<'a>,
-    /// Name of the revision; `None` for the current parent.
-    pub(super) name: Option<&'a str>,
-    /// Digest of the observed revisions; 0 without any.
-    pub(super) digest: u64,
+pub(super) struct HookCaller<'a> {
+    pub(super) definition: &'a Definition,
+    pub(super) options: &'a MetaOptions,
+    pub(super) budget: &'a ControllerBudget,
+    pub(super) health: &'a HookHealth,
+    pub(super) parent: &'a Parent,
+    pub(super) context: &'a Context,
 }
 
-impl RevisionCall<'_> {
-    /// Returns the parent under an identity of its own for each revision, so that a response kept
-    /// for one revision is not used for another.
-    pub(super) fn parent(&self, parent: &Parent) -> Parent {
-        let uid = match self.name {
-            Some(name) => format!("{}/{name}", parent.uid).into(),
-            None => parent.uid.clone(),
-        };
-        Parent { uid, ..parent.clone() }
-    }
-}
-
-impl ParentReconciler {
+impl HookCaller<'_> {
     /// Reserves room for a request of a hook, and waits until it is free.
-    pub(super) async fn reserve(
-        &self,
-        bytes: usize,
-        context: &Context,
-    ) -> Result<Option<Reservation>, SyncError> {
-        let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
+    pub(super) async fn reserve(&self, bytes: usize) -> Result<Option<Reservation>, SyncError> {
+        let token = self.context.epoch().token();
+        let room = token.run_until_cancelled(self.budget.request(bytes)).await;
         room.ok_or(SyncError::Cancelled)
     }
 
     /// Sends a request to a hook, and returns its response. The room is released with the request.
-    pub(super) async fn exchange<'a>(
+    pub(super) async fn exchange<'h>(
         &self,
-        hook: &'a CountedHook,
-        parent: &Parent,
+        hook: &'h CountedHook,
+        called: RevisionCall<'_>,
         request: Vec<u8>,
         room: Option<Reservation>,
-        context: &Context,
-    ) -> Result<(Bytes, CountedCall<'a>), SyncError> {
+    ) -> Result<(Bytes, CountedCall<'h>), SyncError> {
+        let key = &self.parent.key;
         let request = match room {
             Some(room) => room.hold_all(request),
             None => request.into(),
@@ -178,10 +169,10 @@ impl ParentReconciler {
         let (body, call) = hooks::call(
             &*hook.hook,
             &hook.series,
-            &self.budget,
-            context.epoch(),
-            &parent.key,
-            &parent.uid,
+            self.budget,
+            self.context.epoch(),
+            key,
+            &called.uid(self.parent),
             request,
         )
         .await
@@ -189,40 +180,48 @@ impl ParentReconciler {
         if tracing::enabled!(target: BODIES, tracing::Level::TRACE) {
             tracing::trace!(target: BODIES, body = log_text::body(&body), "response of the hook");
         }
-        for waiting in self.parents.hook.responded(hook.kind, &parent.key) {
-            context.enqueue(waiting);
+        for waiting in self.health.responded(hook.kind, key) {
+            self.context.enqueue(waiting);
         }
         Ok((body, call))
     }
+}
 
+/// Caller of the sync or finalize hook for observed children.
+pub(super) struct SyncCaller<'a> {
+    pub(super) caller: HookCaller<'a>,
+    pub(super) hook: &'a CountedHook,
+    pub(super) observed: &'a ObservedChildren<'a>,
+    /// Digest of the observed revisions; 0 without any.
+    pub(super) digest: u64,
+}
+
+impl SyncCaller<'_> {
     /// Calls the hook, and checks its response unless nothing has changed since the last sync.
-    pub(super) async fn call_hook(
+    pub(super) async fn call(
         &self,
-        hook: &CountedHook,
         called: RevisionCall<'_>,
-        rules: &ChildContext<'_>,
-        objects: ObservedObjects<'_>,
+        related: &[RelatedGroup],
         last: Option<SyncRecord>,
-        context: &Context,
     ) -> Result<HookResponse, SyncError> {
-        let ChildContext { parent, groups, missing, .. } = *rules;
-        let definition = &*self.definition;
-        let bytes =
-            protocol::sync_request_bytes(&definition.controller, called.json.len(), objects);
-        let room = self.reserve(bytes, context).await?;
+        let Self { hook, observed, caller: HookCaller { definition, budget, parent, .. }, .. } =
+            *self;
+        let controller = &definition.controller;
+        let objects = observed.objects(related);
+        let bytes = protocol::sync_request_bytes(controller, called.len(), objects);
+        let room = self.caller.reserve(bytes).await?;
         let request = protocol::sync_request(
             definition.kind,
             hook.kind,
             hook.rule.version,
-            &definition.controller,
+            controller,
             parent,
-            &called.json.text(),
+            &called.json(),
             objects,
         );
-        let types = groups.iter().map(|group| &*group.served);
-        let digest = ObservedDigest::of(&request, types, missing, called.digest);
-        let (body, call) =
-            self.exchange(hook, &called.parent(parent), request, room, context).await?;
+        let types = observed.groups.iter().map(|group| &*group.served);
+        let digest = ObservedDigest::of(&request, types, &observed.missing, self.digest);
+        let (body, call) = self.caller.exchange(hook, called, request, room).await?;
         let record = SyncRecord::new(digest, &body);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);
@@ -230,8 +229,8 @@ impl ParentReconciler {
         }
         let checked = {
             // Decodes the metadata of one child at a time.
-            let _permit = self.budget.decode_permit(body.len()).await;
-            self.check(&body, hook, called.name.is_none(), rules, record)
+            let _permit = budget.decode_permit(body.len()).await;
+            self.check(&body, matches!(called, RevisionCall::Latest(_)), record)
         };
         // Status and children hold their slices of the response.
         drop(body);
@@ -250,37 +249,30 @@ impl ParentReconciler {
     fn check(
         &self,
         body: &Bytes,
-        hook: &CountedHook,
         is_latest: bool,
-        rules: &ChildContext<'_>,
         mut record: SyncRecord,
     ) -> Result<CheckedResponse, String> {
-        let MetaOptions { max_children, strictness, .. } = &*self.options;
+        let Self { hook, observed, caller, .. } = self;
+        let MetaOptions { max_children, strictness, .. } = caller.options;
         if strictness.strict {
             protocol::refuse_null(body)?;
         }
-        let kind = self.definition.kind;
+        let kind = caller.definition.kind;
         let response = protocol::sync_response_within(kind, body, hook.rule.strict, *max_children)?;
         record.resync_after = response.resync_after;
         if is_latest {
-            self.resync_after(rules.parent, record.resync_after);
+            caller.parent.state.resync_after(record.resync_after);
         }
-        let checked = rules.check_all(response.children, strictness.strict);
-        let CheckedChildren { desired, unusable, held, repeated } =
-            checked.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
+        let children = observed.rules().check_all(response.children, strictness.strict);
+        let children = children.map_err(|wrong| format!("hook response is unusable: {wrong}"))?;
         // In the response of a sync it would remove the finalizer, which the next sync adds again.
         let finalized = response.finalized && hook.kind == HookKind::Finalize;
-        let (status, labels, annotations) =
-            (response.status, response.labels, response.annotations);
         Ok(CheckedResponse {
             hook: hook.kind,
-            desired,
-            unusable,
-            held,
-            repeated,
-            status,
-            labels,
-            annotations,
+            children,
+            status: response.status,
+            labels: response.labels,
+            annotations: response.annotations,
             record,
             finalized,
         })

@@ -2,19 +2,29 @@
 
 use std::sync::Arc;
 
-use super::{ParentReconciler, SyncError};
+use super::SyncError;
 use crate::{
     controller::Context,
+    discovery::TypeRegistry,
     informer::{Interest, Object, Selection},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        children::{Child, ServedChildType, ownership::Ownership},
+        children::{Child, ChildContext, ServedChildType, ownership::Ownership},
+        definition::Definition,
         parent::Parent,
+        parents::Parents,
+        protocol::ObservedObjects,
+        related::RelatedGroup,
     },
 };
 
 /// Types and children of one parent at the beginning of a sync.
-pub(super) struct ObservedState {
+pub(super) struct ObservedChildren<'a> {
+    pub(super) parent: &'a Parent,
+    /// Namespace that is watched, if only one is.
+    pub(super) restricted: Option<&'a str>,
+    /// Claim of the parent on its children.
+    pub(super) ownership: Ownership,
     /// Declared types that are served.
     pub(super) groups: Vec<ServedChildType>,
     /// Declared optional types that are not served.
@@ -25,15 +35,44 @@ pub(super) struct ObservedState {
     pub(super) children: Vec<Child>,
 }
 
-impl ParentReconciler {
+impl ObservedChildren<'_> {
+    /// Returns the context that desired children are checked against.
+    pub(super) fn rules(&self) -> ChildContext<'_> {
+        ChildContext {
+            parent: self.parent,
+            groups: &self.groups,
+            missing: &self.missing,
+            ownership: &self.ownership,
+            observed: &self.children,
+            restricted: self.restricted,
+        }
+    }
+
+    /// Returns the objects of a request to the hook.
+    pub(super) fn objects<'o>(&'o self, related: &'o [RelatedGroup]) -> ObservedObjects<'o> {
+        let Self { groups, absent, children, .. } = self;
+        ObservedObjects { groups, absent, children, related }
+    }
+}
+
+/// Reader of the children of one parent, for one sync.
+pub(super) struct ChildReader<'a> {
+    pub(super) definition: &'a Definition,
+    pub(super) types: &'a TypeRegistry,
+    pub(super) parents: &'a Parents,
+    pub(super) restricted: Option<&'a str>,
+    pub(super) parent: &'a Parent,
+    pub(super) context: &'a Context,
+}
+
+impl<'a> ChildReader<'a> {
     /// Reads the children of a parent from the caches, and claims them.
     pub(super) async fn observe(
         &self,
-        parent: &Parent,
-        ownership: &Ownership,
-        context: &Context,
-    ) -> Result<ObservedState, SyncError> {
-        let interests = interests(parent, ownership);
+        ownership: Ownership,
+    ) -> Result<ObservedChildren<'a>, SyncError> {
+        let Self { parent, context, restricted, .. } = *self;
+        let interests = interests(parent, &ownership);
         let (mut groups, mut stores) = (Vec::new(), Vec::new());
         let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for rule in &self.definition.children {
@@ -74,10 +113,8 @@ impl ParentReconciler {
         if stores.iter().any(|store| store.is_gone()) {
             return Err(SyncError::Outdated("a cache of children has ended".to_owned()));
         }
-        let children = match ownership {
-            Ownership::Selected { .. } => {
-                self.claim(parent, ownership, &groups, candidates, context).await?
-            }
+        let children = match &ownership {
+            Ownership::Selected { .. } => self.claim(&ownership, &groups, candidates).await?,
             Ownership::Annotated { .. } => {
                 let attachments = candidates.into_iter();
                 attachments
@@ -86,7 +123,7 @@ impl ParentReconciler {
                     .collect()
             }
         };
-        Ok(ObservedState { groups, missing, absent, children })
+        Ok(ObservedChildren { parent, restricted, ownership, groups, missing, absent, children })
     }
 }
 

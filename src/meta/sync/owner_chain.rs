@@ -7,11 +7,8 @@
 use crate::{
     informer::{Object, ObjectKey},
     meta::{
-        api::controller_kind::ControllerKind,
-        apply::ApplyResult,
-        children::ServedChildType,
-        definition::MAX_OWNER_DEPTH,
-        parent::{Parent, sync_error::SyncError},
+        api::controller_kind::ControllerKind, children::ServedChildType,
+        definition::MAX_OWNER_DEPTH, parent::Parent,
     },
 };
 
@@ -54,18 +51,6 @@ pub(super) fn explain(parent: &Parent, controller: ControllerKind, limit: usize)
          that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
          {controller}"
     )
-}
-
-/// Returns the result of the writes of children, with a chain of owners that is too long as its
-/// error, and whether there are children of the parent's own type.
-pub(super) fn with_depth(
-    managed: Result<ApplyResult, SyncError>,
-    owners: Result<bool, SyncError>,
-) -> (Result<ApplyResult, SyncError>, bool) {
-    match (managed, owners) {
-        (Ok(_), Err(too_deep)) => (Err(too_deep), true),
-        (managed, owners) => (managed, owners.unwrap_or(true)),
-    }
 }
 
 #[cfg(test)]

@@ -4,21 +4,22 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use super::{ParentReconciler, SyncError, owner_chain};
+use super::{SyncError, owner_chain};
 use crate::{
     controller::{Context, Outcome, PostponedError, ReconcileError},
+    discovery::TypeRegistry,
     kind::{Scope, TypeRef},
     meta::{
         children::ownership::Ownership,
         hooks::error::HookError,
         parent::{
             Parent,
-            health::Failure,
+            health::{Failure, HookHealth},
             sync_error::{CONFLICTS_BEFORE_EVENT, DELAYS_BEFORE_WARNING},
             sync_state::{ContestedObject, ContestedReport, Note, OtherOwner},
             write_limit::FlappingObject,
         },
-        recorder::{Severity, Subject},
+        recorder::{EventRecorder, Severity, Subject},
         resource::{LiveOwner, throttled},
     },
 };
@@ -26,14 +27,26 @@ use crate::{
 /// Time after which an object of another owner is tried again: its owner may have released it.
 const CONTESTED_AGAIN: Duration = Duration::from_secs(300);
 
-impl ParentReconciler {
+/// Reporter of one sync of a parent.
+#[derive(Clone, Copy)]
+pub(super) struct SyncReporter<'a> {
+    pub(super) recorder: &'a EventRecorder,
+    /// Health of the hook, with the failing parents.
+    pub(super) health: &'a HookHealth,
+    pub(super) types: &'a TypeRegistry,
+    pub(super) parent: &'a Parent,
+    pub(super) context: &'a Context,
+}
+
+impl SyncReporter<'_> {
+    /// Publishes an Event of the parent.
+    pub(super) fn publish(&self, severity: Severity, reason: &'static str, text: &str) {
+        self.recorder.publish(self.context, &subject(self.parent), severity, reason, text);
+    }
+
     /// Reports a failed sync. Returns when the parent is reconciled again.
-    pub(super) fn failed(
-        &self,
-        error: SyncError,
-        parent: &Parent,
-        context: &Context,
-    ) -> Result<Outcome, ReconcileError> {
+    pub(super) fn failed(&self, error: SyncError) -> Result<Outcome, ReconcileError> {
+        let key = &self.parent.key;
         let mut reason = "SyncError";
         let (message, after) = match error {
             SyncError::Cancelled => return Ok(Outcome::Done),
@@ -42,21 +55,21 @@ impl ParentReconciler {
                 // message omits the wait, which may differ with each response.
                 let message = "the hook is busy and requests a later retry".to_owned();
                 let (hook, reason) = (Some(kind), HookError::Busy(after).reason());
-                self.parents.hook.failed(&parent.key, Failure { hook, reason, message });
+                self.health.failed(key, Failure { hook, reason, message });
                 return Err(ReconcileError::RetryAfter(PostponedError.into(), after));
             }
             // Another client's success: it is no error however long it lasts.
             SyncError::Conflict(message) => {
-                self.report_delay(&message, Severity::Normal, parent, context);
+                self.delayed(&message, Severity::Normal);
                 return Err(conflict(&message));
             }
             SyncError::Outdated(message) => {
-                let is_late = context.attempt() >= DELAYS_BEFORE_WARNING;
+                let is_late = self.context.attempt() >= DELAYS_BEFORE_WARNING;
                 let severity = if is_late { Severity::Warning } else { Severity::Normal };
-                let is_reported = self.report_delay(&message, severity, parent, context);
-                return Err(match is_reported {
-                    true => ReconcileError::Retry(message.into()),
-                    false => conflict(&message),
+                return Err(if self.delayed(&message, severity) {
+                    ReconcileError::Retry(message.into())
+                } else {
+                    conflict(&message)
                 });
             }
             SyncError::Throttled { message, after } => {
@@ -64,26 +77,22 @@ impl ParentReconciler {
             }
             SyncError::HookDown(kind, failure) => {
                 let message = failure.text();
-                self.parents.hook.failed(&parent.key, failure);
-                let failures = context.attempt();
-                (message, Some(self.parents.hook.wait(kind, &parent.key, failures)))
+                self.health.failed(key, failure);
+                (message, Some(self.health.wait(kind, key, self.context.attempt())))
             }
             SyncError::Hook(failure) => {
                 let message = failure.text();
-                self.parents.hook.failed(&parent.key, failure);
+                self.health.failed(key, failure);
                 (message, None)
             }
             SyncError::TooDeep(message) => {
                 reason = owner_chain::TOO_DEEP;
-                let failure = Failure { hook: None, reason, message: message.clone() };
-                self.parents.hook.failed(&parent.key, failure);
+                self.health.failed(key, Failure { hook: None, reason, message: message.clone() });
                 (message, None)
             }
             SyncError::Failed(message) => (message, None),
         };
-        let subject = subject(parent);
-        let text = format!("Sync error: {message}");
-        self.recorder.publish(context, &subject, Severity::Warning, reason, &text);
+        self.publish(Severity::Warning, reason, &format!("Sync error: {message}"));
         Err(match after {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
@@ -92,72 +101,52 @@ impl ParentReconciler {
 
     /// Reports a sync that is delayed without a failure, once that has lasted for some attempts.
     /// Returns whether it is reported.
-    fn report_delay(
-        &self,
-        message: &str,
-        severity: Severity,
-        parent: &Parent,
-        context: &Context,
-    ) -> bool {
-        let is_reported = context.attempt() >= CONFLICTS_BEFORE_EVENT;
+    fn delayed(&self, message: &str, severity: Severity) -> bool {
+        let is_reported = self.context.attempt() >= CONFLICTS_BEFORE_EVENT;
         if is_reported {
-            let text = format!("Sync delayed: {message}");
-            self.recorder.publish(context, &subject(parent), severity, "SyncDelayed", &text);
+            self.publish(severity, "SyncDelayed", &format!("Sync delayed: {message}"));
         }
         is_reported
     }
 
     /// Warns once of a selector that adopts no orphan, since it requires no label.
-    pub(super) fn report_selector(
-        &self,
-        parent: &Parent,
-        ownership: &Ownership,
-        context: &Context,
-    ) {
+    pub(super) fn selector(&self, ownership: &Ownership) {
         if ownership.adopts().is_none()
             && let Some(selector) = ownership.selector()
-            && parent.state.is_first_warning()
+            && self.parent.state.is_first_warning()
         {
             let text = format!(
                 "No orphan is adopted: the selector {selector} requires no label, so that it \
                  matches objects of others; add matchLabels, or matchExpressions with In or Exists"
             );
-            let subject = subject(parent);
-            self.recorder.publish(context, &subject, Severity::Warning, "SelectorTooBroad", &text);
+            self.publish(Severity::Warning, "SelectorTooBroad", &text);
         }
     }
 
     /// Reports a child that a response has several times, once until the message changes.
-    pub(super) fn report_repeated(
-        &self,
-        parent: &Parent,
-        message: Option<&str>,
-        context: &Context,
-    ) {
-        if let Some(message) = parent.state.repeated(message) {
-            let subject = subject(parent);
-            self.recorder.publish(context, &subject, Severity::Warning, "RepeatedChild", message);
+    pub(super) fn repeated(&self, message: Option<&str>) {
+        if let Some(message) = self.parent.state.repeated(message) {
+            self.publish(Severity::Warning, "RepeatedChild", message);
         }
     }
 
     /// Reports changes of children and newly contested objects as Events of the parent. An
     /// owner that is a parent too gets an Event for each contested object. The condition
     /// `Contested` of the controller has all of them. Returns the time until the next attempt.
-    pub(super) fn report_contested(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let ContestedReport { names, unreported } = parent.state.contested();
+    pub(super) fn contested(&self) -> Option<Duration> {
+        let ContestedReport { names, unreported } = self.parent.state.contested();
         let is_contested = !names.is_empty();
-        self.parents.hook.contested(&parent.key, names);
-        let wanted = subject(parent);
-        for Note { reason, text } in parent.state.notes() {
-            self.recorder.publish(context, &wanted, Severity::Normal, reason, &text);
+        self.health.contested(&self.parent.key, names);
+        for Note { reason, text } in self.parent.state.notes() {
+            self.publish(Severity::Normal, reason, &text);
         }
+        let wanted = subject(self.parent);
         for (what, ContestedObject { message, owner, .. }) in unreported {
-            let text = format!("Sync error: {message}");
-            self.recorder.publish(context, &wanted, Severity::Warning, "SyncError", &text);
+            self.publish(Severity::Warning, "SyncError", &format!("Sync error: {message}"));
             if let Some(other) = owner.and_then(|owner| self.other_parent(owner, &wanted)) {
                 let Subject { kind, name, .. } = &wanted;
                 let text = format!("Sync error: {what} is also desired by {kind} {name}");
-                self.recorder.publish(context, &other, Severity::Warning, "SyncError", &text);
+                self.recorder.publish(self.context, &other, Severity::Warning, "SyncError", &text);
             }
         }
         is_contested.then_some(CONTESTED_AGAIN)
@@ -183,18 +172,18 @@ impl ParentReconciler {
 
     /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
     /// to be checked again.
-    pub(super) fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let Some(flapping) = parent.state.flapping() else {
-            self.parents.hook.succeeded(&parent.key);
+    pub(super) fn flapping(&self) -> Option<Duration> {
+        let key = &self.parent.key;
+        let Some(flapping) = self.parent.state.flapping() else {
+            self.health.succeeded(key);
             return None;
         };
         let FlappingObject { what, again, by_conflicts } = flapping;
         let message = format!("{what} changes repeatedly, because of the hook or another client");
         let failure = Failure { hook: None, reason: "Flapping", message: message.clone() };
-        if self.parents.hook.failed(&parent.key, failure) {
-            let (subject, text) = (subject(parent), format!("Delayed: {message}"));
+        if self.health.failed(key, failure) {
             let severity = if by_conflicts { Severity::Normal } else { Severity::Warning };
-            self.recorder.publish(context, &subject, severity, "Flapping", &text);
+            self.publish(severity, "Flapping", &format!("Delayed: {message}"));
         }
         Some(again)
     }
@@ -207,7 +196,7 @@ fn conflict(message: &str) -> ReconcileError {
 }
 
 /// Returns the subject of Events about a parent.
-pub(super) fn subject(parent: &Parent) -> Subject {
+fn subject(parent: &Parent) -> Subject {
     Subject {
         api_version: parent.served.identity.api_version(),
         kind: parent.served.kind.to_string(),

@@ -6,11 +6,11 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::{
-    ParentReconciler, SyncError,
-    revisions::{Revisions, count},
+    SyncError,
+    report::SyncReporter,
+    revisions::{Revisions, RolloutSync, count},
 };
 use crate::{
-    controller::Context,
     informer::{Object, ObjectKey},
     meta::{
         api::RevisionChildren,
@@ -36,42 +36,33 @@ enum RevisionWrite<'a> {
     Delete(&'a Revision),
 }
 
-impl ParentReconciler {
+impl Revisions<'_> {
     /// Writes the planned children of the revisions, the latest first. After a crash between two
     /// writes a child may be in two revisions, of which the latest counts. A child in no revision
     /// would not be updated.
-    pub(super) async fn write_revisions(
-        &self,
-        parent: &Parent,
-        revisions: &Revisions,
-        plan: &Plan,
-        context: &Context,
-    ) -> Result<(), SyncError> {
-        let writes = revisions.writes(plan);
+    pub(super) async fn write(&self, plan: &Plan) -> Result<(), SyncError> {
+        let writes = self.writes(plan);
         if writes.is_empty() {
             return Ok(());
         }
+        let RolloutSync { apply, reporter: SyncReporter { context, .. }, .. } = self.sync;
         context.release_slot();
-        let resource = Resource::new(context.requester(), &revisions.served);
+        let resource = Resource::new(context.requester(), &self.served);
         for write in writes {
             match write {
                 RevisionWrite::Create(revision, children) => {
-                    self.create_revision(parent, revisions, revision, children, &resource).await?;
+                    self.create(revision, children, &resource).await?;
                 }
                 RevisionWrite::SetChildren(revision, children) => {
                     let patch = children_patch(revision, children);
-                    let result = self.parents.patches.merge(&resource, &revision.key, &patch).await;
-                    if let Err(error) = result.map(|IgnoredAny| ()) {
-                        let doing = format!("updating ControllerRevision {}", revision.key);
-                        return Err(match is_gone(&error) {
-                            true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-                            false => SyncError::of_write(&doing, &error),
-                        });
-                    }
+                    let doing = format!("updating ControllerRevision {}", revision.key);
+                    let written = apply.parents.patches.merge(&resource, &revision.key, &patch);
+                    let IgnoredAny = written.await.map_err(|error| of_write(&doing, &error))?;
                 }
                 RevisionWrite::Restore(revision, children) => {
                     let doing = format!("restoring the edited ControllerRevision {}", revision.key);
-                    let live = read_revision(&revision.key, &resource, &doing).await?;
+                    let live = resource.get(&revision.key).await;
+                    let live = live.map_err(|error| of_write(&doing, &error))?;
                     let is_observed = |(uid, version): &(Arc<str>, Arc<str>)| {
                         live.is(uid) && live.version() == Some(version)
                     };
@@ -98,17 +89,16 @@ impl ParentReconciler {
 
     /// Creates a revision. An existing object of its name is made the parent's, whatever its owner
     /// and content: the name has a digest of the parent's uid, so that no other parent needs it.
-    async fn create_revision(
+    async fn create(
         &self,
-        parent: &Parent,
-        revisions: &Revisions,
         revision: &Revision,
         children: Vec<RevisionChildren>,
         resource: &Resource<'_>,
     ) -> Result<(), SyncError> {
+        let RolloutSync { definition, reporter: SyncReporter { parent, .. }, .. } = self.sync;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
-        let generates = self.definition.generate_selector;
-        let labels = labels_of(&revisions.parent, owner, generates).map_err(SyncError::Failed)?;
+        let generates = definition.generate_selector;
+        let labels = labels_of(&self.parent, owner, generates).map_err(SyncError::Failed)?;
         let object = revision.object(labels.clone(), owner_reference(parent), children.clone());
         let doing = format!("creating ControllerRevision {}", revision.key);
         match resource.create(&revision.key, object).await {
@@ -118,8 +108,9 @@ impl ParentReconciler {
             Err(error) if is_already_there(&error) => {}
             Err(error) => return Err(SyncError::of_write(&doing, &error)),
         }
-        let live = read_revision(&revision.key, resource, &doing).await?;
-        let object = Object::from_json(live.json(), &revisions.served)
+        let live = resource.get(&revision.key).await;
+        let live = live.map_err(|error| of_write(&doing, &error))?;
+        let object = Object::from_json(live.json(), &self.served)
             .map_err(|error| SyncError::Failed(format!("{doing}: {error}")))?;
         if count(parent, revision, &object).is_ok() {
             return Err(SyncError::Outdated(doing));
@@ -128,9 +119,7 @@ impl ParentReconciler {
         fields.insert("metadata".to_owned(), taken_metadata(&live, labels, parent));
         replace_revision(&revision.key, &live, fields, resource, &doing).await
     }
-}
 
-impl Revisions {
     /// Returns the writes that the plan needs, in their order.
     fn writes(&self, plan: &Plan) -> Vec<RevisionWrite<'_>> {
         let mut writes = Vec::new();
@@ -164,16 +153,13 @@ impl Revisions {
     }
 }
 
-/// Reads the object of a revision that exists.
-async fn read_revision(
-    key: &ObjectKey,
-    resource: &Resource<'_>,
-    doing: &str,
-) -> Result<ServerObject, SyncError> {
-    resource.get(key).await.map_err(|error| match is_gone(&error) {
-        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-        false => SyncError::of_write(doing, &error),
-    })
+/// Returns the error of a request for a revision that exists in the cache.
+fn of_write(doing: &str, error: &kube::Error) -> SyncError {
+    if is_gone(error) {
+        SyncError::Outdated(format!("{doing}: it no longer exists"))
+    } else {
+        SyncError::of_write(doing, error)
+    }
 }
 
 /// Returns the fields of a revision's object that a client may have edited.
@@ -209,10 +195,7 @@ async fn replace_revision(
         .map_err(|error| SyncError::Failed(format!("{doing}: {}", redaction::decoding(error))))?;
     object.extend(fields);
     let body = go_json::encode(&Value::Object(object));
-    resource.replace(key, body.into()).await.map(drop).map_err(|error| match is_gone(&error) {
-        true => SyncError::Outdated(format!("{doing}: it no longer exists")),
-        false => SyncError::of_write(doing, &error),
-    })
+    resource.replace(key, body.into()).await.map(drop).map_err(|error| of_write(doing, &error))
 }
 
 /// Patch of the children alone, for exactly this version of a revision.

@@ -7,20 +7,19 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 
-use super::{ParentReconciler, SyncError, adopt::owners_patch, report::subject};
+use super::{SyncError, adopt::add_owner, report::SyncReporter};
 use crate::{
-    controller::Context,
     informer::{Header, Interest, Object, Selection},
     kind::ServedType,
     meta::{
-        apply::is_alive,
-        children::{foreign_objects::ForeignReason, owner_reference},
+        apply::{Apply, is_alive},
+        children::foreign_objects::ForeignReason,
+        definition::Definition,
         json::digest::digest,
         parent::Parent,
         recorder::Severity,
-        related::customize::RelatedRule,
         resource::{Resource, is_gone},
         rollout::{
             OlderParent, Revision, RevisionCache, RevisionOwner, apply_patch, is_named_by,
@@ -31,7 +30,8 @@ use crate::{
 };
 
 /// Live revisions of one parent.
-pub(super) struct Revisions {
+pub(super) struct Revisions<'a> {
+    pub(super) sync: RolloutSync<'a>,
     /// Type of revisions.
     pub(super) served: Arc<ServedType>,
     /// Revision of the current parent.
@@ -45,27 +45,26 @@ pub(super) struct Revisions {
     pub(super) digest: u64,
     /// The parent, decoded.
     pub(super) parent: Value,
-    /// Rules of the customize hook for the current parent.
-    pub(super) related_rules: Arc<[RelatedRule]>,
 }
 
-impl ParentReconciler {
-    /// Claims the revisions of a parent; `None` if its children are not updated one at a time.
-    pub(super) async fn revisions(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        context: &Context,
-    ) -> Result<Option<Revisions>, SyncError> {
-        let definition = &*self.definition;
-        if !definition.is_rolling() || !self.finalizer.manages_children(object.header()) {
-            return Ok(None);
-        }
-        let cache = self.parents.revisions.cache(&parent.key, context).await?;
+/// Rollout of one parent in one sync: claims its revisions, plans, and writes them.
+#[derive(Clone, Copy)]
+pub(super) struct RolloutSync<'a> {
+    pub(super) definition: &'a Definition,
+    /// Apply strategy, budget of decoded objects, and the parents.
+    pub(super) apply: &'a Apply,
+    /// Namespace of the revisions.
+    pub(super) namespace: &'a Arc<str>,
+    pub(super) reporter: SyncReporter<'a>,
+}
+
+impl<'a> RolloutSync<'a> {
+    /// Claims the revisions of a parent, whose children are updated one at a time.
+    pub(super) async fn claim(self, object: &Object) -> Result<Revisions<'a>, SyncError> {
+        let Self { namespace, reporter: SyncReporter { parent, context, .. }, .. } = self;
+        let cache = self.apply.parents.revisions.cache(&parent.key, context).await?;
         let RevisionCache { served, store, moving } = cache;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
-        let namespace = parent.key.namespace.as_ref().or(self.restricted.as_ref());
-        let namespace = namespace.unwrap_or(&self.options.revision_namespace);
         let orphans = Selection {
             namespace: Some(namespace.clone()),
             selector: orphan_selector(owner.identity),
@@ -79,13 +78,13 @@ impl ParentReconciler {
         let (mut objects, candidates) = found
             .into_iter()
             .partition::<Vec<_>, _>(|revision| revision.is_controlled_by(&parent.uid));
-        objects.extend(self.adopt_revisions(parent, &served, candidates, context).await?);
+        objects.extend(self.adopt(&served, candidates).await?);
         objects.sort_unstable_by(|one, other| one.key().cmp(other.key()));
-        let _permit = self.budget.decode_permit(object.json_len()).await;
+        let _permit = self.apply.budget.decode_permit(object.json_len()).await;
         let json: Value = serde_json::from_slice(&object.json()).map_err(|error| {
             SyncError::Failed(format!("the parent is unreadable: {}", redaction::decoding(error)))
         })?;
-        let fields = &definition.revision_fields;
+        let fields = &self.definition.revision_fields;
         let patch = patch_of(&json, fields).map_err(SyncError::Failed)?;
         let new = Revision::new(owner, namespace.clone(), patch);
         let (mut latest, mut older, mut seen) = (None, Vec::new(), Vec::new());
@@ -103,7 +102,7 @@ impl ParentReconciler {
                 Ok((revision, None)) => latest = Some(revision),
                 Ok((revision, Some(json))) => older.push(OlderParent { revision, json }),
                 Err(why) => {
-                    self.report_ignored(parent, object, &why, context);
+                    self.report_ignored(object, &why);
                     continue;
                 }
             }
@@ -115,14 +114,13 @@ impl ParentReconciler {
             Some(latest) => Revision { patch: new.patch, ..latest },
             None => new,
         };
-        let related_rules = Arc::default();
-        let parent = json;
-        Ok(Some(Revisions { served, latest, is_altered, older, digest, parent, related_rules }))
+        Ok(Revisions { sync: self, served, latest, is_altered, older, digest, parent: json })
     }
 
     /// Reports an object that does not count as a revision, once for each of its versions.
-    fn report_ignored(&self, parent: &Parent, object: &Object, why: &str, context: &Context) {
-        let foreign = &self.parents.foreign;
+    fn report_ignored(&self, object: &Object, why: &str) {
+        let parent = self.reporter.parent;
+        let foreign = &self.apply.parents.foreign;
         if foreign.get(&parent.uid, object.header()).is_some() {
             return;
         }
@@ -132,25 +130,19 @@ impl ParentReconciler {
              Delete it, unless it is in use elsewhere",
             object.key()
         );
-        self.recorder.publish(
-            context,
-            &subject(parent),
-            Severity::Warning,
-            "RevisionIgnored",
-            &text,
-        );
+        self.reporter.publish(Severity::Warning, "RevisionIgnored", &text);
     }
 
     /// Returns the revisions without an owner that are a parent's, after adopting them. These
     /// requests hold no worker slot.
-    async fn adopt_revisions(
+    async fn adopt(
         &self,
-        parent: &Parent,
         served: &ServedType,
         mut candidates: Vec<Object>,
-        context: &Context,
     ) -> Result<Vec<Object>, SyncError> {
-        let foreign = &self.parents.foreign;
+        let SyncReporter { parent, context, .. } = self.reporter;
+        let parents = &*self.apply.parents;
+        let foreign = &parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
             foreign.get(&parent.uid, candidate.header()).is_none()
@@ -167,11 +159,13 @@ impl ParentReconciler {
         let resource = Resource::new(context.requester(), served);
         for candidate in candidates {
             let key = candidate.key();
-            let doing = |verb: &str| format!("{verb} ControllerRevision {key}");
             let live = match resource.get(key).await {
                 Ok(live) => Object::from_json(live.json(), served),
                 Err(error) if is_gone(&error) => continue,
-                Err(error) => return Err(SyncError::of_write(&doing("reading"), &error)),
+                Err(error) => {
+                    let doing = format!("reading ControllerRevision {key}");
+                    return Err(SyncError::of_write(&doing, &error));
+                }
             };
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
@@ -186,20 +180,7 @@ impl ParentReconciler {
             if !alive {
                 break;
             }
-            let patch =
-                owners_patch("ControllerRevision", live.header(), &live.json(), |owners| {
-                    owners.push(owner_reference(parent));
-                })?;
-            match self.parents.patches.merge::<Box<RawValue>>(&resource, key, &patch).await {
-                Ok(stored) => {
-                    let object = Object::from_json(stored.get(), served);
-                    adopted.push(object.map_err(|error| {
-                        SyncError::Failed(format!("adopted ControllerRevision: {error}"))
-                    })?);
-                }
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(SyncError::of_write(&doing("adopting"), &error)),
-            }
+            adopted.extend(add_owner(parent, parents, &resource, served, &live).await?);
         }
         if !context.regain_slot().await {
             return Err(SyncError::Cancelled);

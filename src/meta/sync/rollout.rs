@@ -8,24 +8,20 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    ParentReconciler, SyncError,
-    hook_call::{CheckedResponse, HookResponse, ParentJson, RevisionCall},
-    report::subject,
-    revisions::Revisions,
+    SyncError,
+    customize::LatestRelated,
+    hook_call::{CheckedResponse, HookResponse, RevisionCall, SyncCaller},
+    revisions::{Revisions, RolloutSync},
 };
 use crate::{
-    controller::Context,
     informer::ObjectKey,
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
+        apply::Apply,
         children::{Child, ChildContext, DesiredChild},
-        definition::{
-            ChildRule,
-            apply_strategy::{ApplyRule, ApplyStrategy},
-        },
-        hooks::{counted::CountedHook, rule::HookKind},
-        parent::{Parent, equal_children::EqualChildren},
-        protocol::ObservedObjects,
+        definition::{ChildRule, apply_strategy::ApplyStrategy},
+        hooks::rule::HookKind,
+        parent::equal_children::EqualChildren,
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
@@ -36,8 +32,8 @@ use crate::{
 };
 
 /// Planned rollout of one parent.
-pub(super) struct PlannedRollout {
-    revisions: Revisions,
+pub(super) struct PlannedRollout<'a> {
+    revisions: Revisions<'a>,
     plan: Plan,
 }
 
@@ -50,46 +46,42 @@ fn named(desired: &[DesiredChild]) -> impl Iterator<Item = &DesiredChild> {
     desired.iter().filter(|desired| desired.generate_name.is_none())
 }
 
-impl ParentReconciler {
+impl<'a> Revisions<'a> {
     /// Calls the hook for the older revisions, and plans the rollout. Completes the response for
     /// the latest revision: children, status, resync and end of finalizing are those of all.
     pub(super) async fn roll(
-        &self,
-        hook: &CountedHook,
-        rules: &ChildContext<'_>,
-        objects: ObservedObjects<'_>,
-        revisions: Revisions,
+        self,
+        calls: &SyncCaller<'_>,
+        related: &LatestRelated<'_>,
         response: &mut CheckedResponse,
-        context: &Context,
-    ) -> Result<PlannedRollout, SyncError> {
-        let rolling = RollingChildren::new(self, rules);
+    ) -> Result<PlannedRollout<'a>, SyncError> {
+        let rules = &calls.observed.rules();
+        let rolling = RollingChildren::new(self.sync, rules);
         let latest = rolling.wanted(response);
         let ended: Vec<_> = {
             // Children are decoded one at a time.
-            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
-            let is_sync = hook.kind == HookKind::Sync;
-            let older = revisions.older.iter();
+            let _permit = self
+                .sync
+                .apply
+                .budget
+                .decode_permit(rolling.largest(&response.children.desired))
+                .await;
+            let is_sync = calls.hook.kind == HookKind::Sync;
+            let older = self.older.iter();
             older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
         };
-        let live = revisions.older.iter().zip(&ended).filter(|(_, has_ended)| !**has_ended);
+        let live = self.older.iter().zip(&ended).filter(|(_, has_ended)| !**has_ended);
         let live: Vec<_> = live.map(|(older, _)| older).collect();
-        let related =
-            self.related_to_older(rules.parent, &revisions.related_rules, &live, context).await?;
+        let related = related.older(&live).await?;
         let mut related = related.iter();
-        let mut older_responses = Vec::with_capacity(revisions.older.len());
-        for (older, has_ended) in revisions.older.iter().zip(ended) {
+        let mut older_responses = Vec::with_capacity(self.older.len());
+        for (older, has_ended) in self.older.iter().zip(ended) {
             if has_ended {
                 older_responses.push(None);
                 continue;
             }
             let related = related.next().map_or(&[][..], Vec::as_slice);
-            let call = RevisionCall {
-                json: ParentJson::Older(&older.json),
-                name: Some(&older.revision.key.name),
-                digest: revisions.digest,
-            };
-            let objects = ObservedObjects { related, ..objects };
-            let called = self.call_hook(hook, call, rules, objects, None, context).await;
+            let called = calls.call(RevisionCall::Older(older), related, None).await;
             match called.map_err(|error| error.about_revision(&older.revision.key))? {
                 HookResponse::Checked(response) => older_responses.push(Some(response)),
                 // Without an earlier record, no response is unchanged.
@@ -100,10 +92,15 @@ impl ParentReconciler {
             older_responses.iter().map(|older| rolling.wanted_by(older.as_deref())).collect();
         let planned = {
             // Children are decoded one at a time.
-            let _permit = self.budget.decode_permit(rolling.largest(&response.desired)).await;
-            rolling.plan(self, &revisions, response, &latest, &older)
+            let _permit = self
+                .sync
+                .apply
+                .budget
+                .decode_permit(rolling.largest(&response.children.desired))
+                .await;
+            rolling.plan(&self, response, &latest, &older)
         };
-        let condition = UpdatedCondition::new(&planned.progress, &revisions.latest.key.name);
+        let condition = UpdatedCondition::new(&planned.progress, &self.latest.key.name);
         // A response without a status leaves that of a type without a CRD.
         if let Ok(status) = &mut response.status
             && (status.is_some() || rules.parent.served.is_of_crd())
@@ -118,48 +115,40 @@ impl ParentReconciler {
             let resync = &mut response.record.resync_after;
             *resync = resync.iter().chain(&older.record.resync_after).min().copied();
         }
-        let (desired, held) = rolling.assign(&response.desired, &older, &planned);
-        response.desired = desired;
-        response.held.extend(held);
+        let (desired, held) = rolling.assign(&response.children.desired, &older, &planned);
+        response.children.desired = desired;
+        response.children.held.extend(held);
         for older in older_responses.into_iter().flatten() {
-            response.unusable.extend(older.unusable);
+            response.children.unusable.extend(older.children.unusable);
         }
-        Ok(PlannedRollout { revisions, plan: planned })
-    }
-
-    /// Writes the revisions of a rollout, and reports its progress. To be called before any child
-    /// is written. Returns the time until the next check of the rollout.
-    pub(super) async fn write_rollout(
-        &self,
-        parent: &Parent,
-        rollout: &PlannedRollout,
-        context: &Context,
-    ) -> Result<Option<Duration>, SyncError> {
-        let PlannedRollout { revisions, plan, .. } = rollout;
-        let progress = &plan.progress;
-        self.write_revisions(parent, revisions, plan, context).await?;
-        let recorded = self.parents.rollouts.record(&parent.key, progress);
-        let RecordedProgress { report, is_completed, recheck } = recorded;
-        if is_completed {
-            let latest = std::slice::from_ref(&parent.uid);
-            self.parents.related.retain_responses(&parent.key, latest);
-        }
-        let event = match (report, is_completed) {
-            (Some(wait), _) => Some(("RolloutWaiting", format!("Rollout waits: {wait}"))),
-            (None, true) => {
-                let name = &revisions.latest.key.name;
-                Some(("RolloutComplete", format!("All children have the revision {name}")))
-            }
-            (None, false) => None,
-        };
-        if let Some((reason, text)) = event {
-            self.recorder.publish(context, &subject(parent), Severity::Normal, reason, &text);
-        }
-        Ok(recheck)
+        Ok(PlannedRollout { revisions: self, plan: planned })
     }
 }
 
-impl PlannedRollout {
+impl PlannedRollout<'_> {
+    /// Writes the revisions, and reports the progress. Returns the time until the next check of the
+    /// rollout.
+    pub(super) async fn write(&self) -> Result<Option<Duration>, SyncError> {
+        let Self { revisions, plan } = self;
+        let RolloutSync { apply: Apply { parents, .. }, reporter, .. } = revisions.sync;
+        let parent = reporter.parent;
+        revisions.write(plan).await?;
+        let recorded = parents.rollouts.record(&parent.key, &plan.progress);
+        let RecordedProgress { report, is_completed, recheck } = recorded;
+        if is_completed {
+            let latest = std::slice::from_ref(&parent.uid);
+            parents.related.retain_responses(&parent.key, latest);
+        }
+        if let Some(wait) = report {
+            let text = format!("Rollout waits: {wait}");
+            reporter.publish(Severity::Normal, "RolloutWaiting", &text);
+        } else if is_completed {
+            let text = format!("All children have the revision {}", revisions.latest.key.name);
+            reporter.publish(Severity::Normal, "RolloutComplete", &text);
+        }
+        Ok(recheck)
+    }
+
     /// Returns whether every child has the latest revision, and no revision needs a write.
     pub(super) fn is_complete(&self) -> bool {
         self.plan.progress == RolloutProgress::Complete
@@ -175,20 +164,20 @@ impl PlannedRollout {
 
 /// Rolling types of one controller, and the observed children of one parent.
 struct RollingChildren<'a> {
+    sync: RolloutSync<'a>,
     rules: &'a ChildContext<'a>,
     /// Rule of each group, if it is updated by rolling.
     groups: Vec<(GroupKind, Option<&'a ChildRule>)>,
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
-    apply: &'a ApplyRule,
     /// Children that were equal to the desired ones after the last sync.
     equal: EqualChildren,
 }
 
 impl<'a> RollingChildren<'a> {
-    fn new(reconciler: &'a ParentReconciler, rules: &'a ChildContext<'a>) -> Self {
-        let children = &reconciler.definition.children;
+    fn new(sync: RolloutSync<'a>, rules: &'a ChildContext<'a>) -> Self {
+        let children = &sync.definition.children;
         let rule_of = |index: usize| {
             let identity = &rules.groups[index].served.identity;
             let is_of = |type_ref: &TypeRef| {
@@ -203,13 +192,12 @@ impl<'a> RollingChildren<'a> {
         let unlisted = children.iter().filter(|rule| rule.strategy.is_rolling());
         let unlisted = unlisted.filter(|rule| rules.missing.contains(&rule.type_ref));
         // A type that is proven absent has no children.
-        let types = &reconciler.types;
+        let types = sync.reporter.types;
         let unlisted = unlisted.filter(|rule| !types.get(&rule.type_ref).state.is_missing());
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
         let equal = rules.parent.state.equal();
-        let apply = &reconciler.apply.rule;
         let observed = BTreeMap::new();
-        let mut rolling = Self { rules, groups, unlisted, observed, apply, equal };
+        let mut rolling = Self { sync, rules, groups, unlisted, observed, equal };
         let observed = rules.observed.iter();
         rolling.observed = observed
             .filter_map(|child| Some((rolling.id(child.group, &child.key)?, child)))
@@ -234,9 +222,9 @@ impl<'a> RollingChildren<'a> {
     }
 
     fn wanted<'d>(&self, response: &'d CheckedResponse) -> DesiredById<'d> {
-        let desired = named(&response.desired);
+        let desired = named(&response.children.desired);
         let desired = desired.map(|desired| (self.id(desired.group, &desired.key), Some(desired)));
-        let held = response.held.iter().map(|(group, key)| (self.id(*group, key), None));
+        let held = response.children.held.iter().map(|(group, key)| (self.id(*group, key), None));
         desired.chain(held).filter_map(|(id, desired)| Some((id?, desired))).collect()
     }
 
@@ -258,14 +246,14 @@ impl<'a> RollingChildren<'a> {
 
     fn plan(
         &self,
-        reconciler: &ParentReconciler,
-        revisions: &Revisions,
+        revisions: &Revisions<'_>,
         response: &CheckedResponse,
         latest: &DesiredById<'_>,
         older: &[DesiredById<'_>],
     ) -> Plan {
-        let desired = named(&response.desired).map(|desired| (desired.group, &desired.key));
-        let held = response.held.iter().map(|(group, key)| (*group, key));
+        let desired =
+            named(&response.children.desired).map(|desired| (desired.group, &desired.key));
+        let held = response.children.held.iter().map(|(group, key)| (*group, key));
         let wanted = desired.chain(held);
         let wanted: Vec<_> = wanted.filter_map(|(group, key)| self.id(group, key)).collect();
         let all_older = revisions.older.iter().zip(older);
@@ -275,7 +263,7 @@ impl<'a> RollingChildren<'a> {
                 wanted: response.keys().cloned().collect(),
             })
             .collect();
-        let overdue = reconciler.parents.rollouts.overdue(&self.rules.parent.key);
+        let overdue = self.sync.apply.parents.rollouts.overdue(&self.rules.parent.key);
         let mut planned = plan(
             &revisions.latest.children,
             &all_older,
@@ -285,7 +273,7 @@ impl<'a> RollingChildren<'a> {
             |id, assigned| self.observe(id, assigned, latest, older),
         );
         // The rollout has passed the children that cannot be written, and waits for them at its end.
-        let unusable = response.held.iter().find_map(|(group, key)| self.id(*group, key));
+        let unusable = response.children.held.iter().find_map(|(group, key)| self.id(*group, key));
         if let Some(child) = unusable.filter(|_| planned.progress == RolloutProgress::Complete) {
             planned.progress = RolloutProgress::Waiting(RolloutWait::unusable(&child));
         }
@@ -334,10 +322,10 @@ impl<'a> RollingChildren<'a> {
         or_contained: bool,
     ) -> Result<bool, String> {
         let Some(Some(desired)) = wanted.get(id) else { return Ok(false) };
-        match self.apply.strategy {
+        match self.sync.apply.rule.strategy {
             ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired, &self.equal),
             ApplyStrategy::ServerSideApply => {
-                let manager = &self.apply.manager;
+                let manager = &self.sync.apply.rule.manager;
                 self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
             }
         }

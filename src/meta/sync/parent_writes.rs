@@ -1,4 +1,4 @@
-//! Writes a parent's status as in the hook response.
+//! Writes of a parent: its finalizer, and its status as in the hook response.
 //!
 //! The status stays text: it is compared by its fingerprint, and the body of a write is composed of
 //! texts.
@@ -7,17 +7,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
 use tokio::time::sleep;
 
-use super::{ParentReconciler, SyncError};
+use super::SyncError;
 use crate::{
     controller::Context,
     duration::{LONGEST, doubled},
-    informer::Object,
+    informer::{Header, Object, ObjectKey},
+    kind::ServedType,
     meta::{
+        apply::Apply,
+        definition::finalizer::Finalizer,
         json::{fingerprint::Fingerprint, rewrite},
         parent::Parent,
-        resource::{Resource, is_conflict, is_gone},
+        resource::{Resource, is_conflict, is_gone, patches::Patches},
     },
     redaction,
 };
@@ -29,17 +33,66 @@ const STATUS_ATTEMPTS: u32 = 4;
 /// Delay of the second attempt; doubled for each further one.
 const STATUS_RETRY: Duration = Duration::from_millis(20);
 
-impl ParentReconciler {
+/// Writer of one parent, for one sync.
+#[derive(Clone, Copy)]
+pub(super) struct ParentWriter<'a> {
+    pub(super) finalizer: &'a Finalizer,
+    /// Write limit, and patches.
+    pub(super) apply: &'a Apply,
+    pub(super) parent: &'a Parent,
+    pub(super) context: &'a Context,
+}
+
+impl ParentWriter<'_> {
+    /// Adds the finalizer to exactly this version of the parent.
+    pub(super) async fn add_finalizer(&self, header: &Header) -> Result<(), SyncError> {
+        let stored = self.patch(&self.finalizer.added(header), "adding the finalizer").await?;
+        // Without this check, the parent would be written in a loop.
+        if stored.is_some_and(|stored| !self.finalizer.is_on(stored.header())) {
+            return Err(self.not_stored("added"));
+        }
+        Ok(())
+    }
+
+    /// Removes the finalizer from exactly this version of the parent. Returns the parent as stored;
+    /// `None` if it is gone.
+    pub(super) async fn remove_finalizer(
+        &self,
+        header: &Header,
+    ) -> Result<Option<Object>, SyncError> {
+        let stored = self.patch(&self.finalizer.removed(header), "removing the finalizer").await?;
+        if stored.as_ref().is_some_and(|stored| self.finalizer.is_on(stored.header())) {
+            return Err(self.not_stored("removed"));
+        }
+        Ok(stored)
+    }
+
+    pub(super) fn not_stored(&self, verb: &str) -> SyncError {
+        let name = &self.finalizer.name;
+        SyncError::Failed(format!(
+            "the API server accepted a write that {verb} {name}, and dropped it"
+        ))
+    }
+
+    /// Writes a parent, without a worker slot: no hook is called afterwards. Returns the parent as
+    /// stored; `None` if it is gone.
+    async fn patch(&self, patch: &Value, doing: &str) -> Result<Option<Object>, SyncError> {
+        let Self { apply, parent, context, .. } = self;
+        context.release_slot();
+        let resource = Resource::new(context.requester(), &parent.served);
+        let patches = &apply.parents.patches;
+        patch_object(patches, &resource, &parent.served, &parent.key, patch, doing).await
+    }
+
     /// Replaces the parent's status by the hook's, if they differ and the type has one. A response
     /// without a status leaves that of a type without a CRD. Returns whether the parent has the
     /// hook's status already.
     pub(super) async fn write_status(
         &self,
-        parent: &Parent,
         object: &Object,
         status: Option<Bytes>,
-        context: &Context,
     ) -> Result<bool, SyncError> {
+        let Self { apply, parent, context, .. } = self;
         if !parent.served.subresources.status {
             return Ok(true);
         }
@@ -58,7 +111,7 @@ impl ParentReconciler {
         }
         // If each response has another status, each write of it triggers the next sync. The limit
         // ends that loop.
-        if !self.apply.may_write(parent, STATUS) {
+        if !apply.may_write(parent, STATUS) {
             return Ok(false);
         }
         context.release_slot();
@@ -93,6 +146,24 @@ impl ParentReconciler {
         }
         let writer = other.as_deref().unwrap_or("another client");
         Err(SyncError::Conflict(format!("writing the status: {writer} keeps writing the parent")))
+    }
+}
+
+/// Patches an object. Returns it as stored; `None` if it is gone.
+pub(super) async fn patch_object(
+    patches: &Patches,
+    resource: &Resource<'_>,
+    served: &ServedType,
+    key: &ObjectKey,
+    patch: &Value,
+    doing: &str,
+) -> Result<Option<Object>, SyncError> {
+    match patches.merge::<Box<RawValue>>(resource, key, patch).await {
+        Ok(stored) => Object::from_json(stored.get(), served)
+            .map(Some)
+            .map_err(|error| SyncError::Failed(format!("{doing}: {error}"))),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(SyncError::of_write(doing, &error)),
     }
 }
 
