@@ -221,7 +221,7 @@
 //!    resumes after the deadline sends no write. If the process is suspended after this check, the
 //!    time limit bounds the write, and so does its precondition, a resourceVersion or a uid.
 //! 5. The manager marks the runnables as waiting for leadership
-//!    (`src/manager/task/leadership.rs::on_election`). The campaign continues.
+//!    (`src/manager/task/election_state.rs::on_election`). The campaign continues.
 //!
 //! # Walk of an edit of a declared controller
 //!

@@ -1,10 +1,12 @@
 //! Task that owns the state of every runnable: its event loop lists everything that can happen.
 
+mod condition_watch;
 mod conditions;
 mod effect;
+mod election_state;
+mod entry;
 mod event;
 mod last_epoch_numbers;
-mod leadership;
 mod phase;
 mod replacement;
 
@@ -23,11 +25,12 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
 use self::{
+    election_state::ElectionState,
+    entry::RunnableEntry,
     event::{
         EntryTimer, Id, ManagerEvent, PreparationResult, Timers, Watches, next_command_or_change,
     },
     last_epoch_numbers::LastEpochNumbers,
-    leadership::ElectionState,
     phase::ManagerPhase,
 };
 use super::{
@@ -35,7 +38,6 @@ use super::{
     ManagerMetrics, ManagerOptions, Report, Snapshot, StopReason, Transition, TransitionKind,
     command::ManagerCommand,
     end::RunEnd,
-    entry::RunnableEntry,
     lifecycle::{Lifecycle, LifecycleInput},
     runnable_spec::RunnableSpec,
 };

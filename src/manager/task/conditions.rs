@@ -10,10 +10,10 @@ use futures::FutureExt;
 
 use super::{
     super::{
-        ControllerName, Readiness, Reason, UnmetRequirement, Verdict,
-        condition_watch::ConditionWatch, lifecycle::LifecycleInput,
+        ControllerName, Readiness, Reason, UnmetRequirement, Verdict, lifecycle::LifecycleInput,
     },
     Id, ManagerTask,
+    condition_watch::ConditionWatch,
     event::{EntryTimer, ManagerEvent, Timers},
 };
 use crate::duration::doubled;

@@ -17,12 +17,12 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::*;
+use super::{entry::Preparation, *};
 use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
         Basis, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableOptions,
-        Verdict, entry::Preparation, lifecycle::StopCause,
+        Verdict, lifecycle::StopCause,
     },
 };
 

@@ -6,11 +6,9 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
-    super::{
-        ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry,
-        lifecycle::LifecycleInput,
-    },
+    super::{ControllerState, ManagerError, RunnableGroup, lifecycle::LifecycleInput},
     Id, ManagerTask,
+    entry::RunnableEntry,
 };
 
 /// Phase of a manager.

@@ -7,13 +7,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        AddError, ControllerName, ControllerState, TransitionKind, Verdict,
-        command::ManagerReply,
-        entry::{PendingReplacement, Preparation, RunnableEntry},
-        lifecycle::LifecycleInput,
-        runnable_spec::RunnableSpec,
+        AddError, ControllerName, ControllerState, TransitionKind, Verdict, command::ManagerReply,
+        lifecycle::LifecycleInput, runnable_spec::RunnableSpec,
     },
     Id, ManagerTask, QueuedMessage, conditions,
+    entry::{PendingReplacement, Preparation, RunnableEntry},
     event::{EntryTimer, PreparationResult, Timers},
 };
 use crate::{guard, redaction};

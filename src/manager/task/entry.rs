@@ -7,13 +7,15 @@ use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
 
 use super::{
-    ControllerName, ControllerState, Done, DoneReason, Epoch, Reason, Report, RunnableStatus,
-    UnmetRequirement, Verdict,
-    command::ManagerReply,
+    super::{
+        ControllerName, ControllerState, Done, DoneReason, Epoch, Reason, Report, RunnableStatus,
+        UnmetRequirement, Verdict,
+        command::ManagerReply,
+        end::RunEnd,
+        lifecycle::{Lifecycle, StopCause},
+        runnable_spec::RunnableSpec,
+    },
     condition_watch::ConditionWatch,
-    end::RunEnd,
-    lifecycle::{Lifecycle, StopCause},
-    runnable_spec::RunnableSpec,
 };
 
 /// New specification that waits to take over.
