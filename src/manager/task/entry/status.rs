@@ -105,7 +105,9 @@ impl RunnableEntry {
             ControllerState::Starting if !report.late.is_empty() => {
                 (Reason::SyncTimeout, report.late.join("; "))
             }
-            ControllerState::Starting if !report.forbidden.is_empty() => {
+            ControllerState::Starting | ControllerState::Running
+                if !report.forbidden.is_empty() =>
+            {
                 (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Starting if report.standby => (Reason::Standby, String::new()),
@@ -119,9 +121,6 @@ impl RunnableEntry {
                 let reason =
                     if late.is_some() { Reason::StartTimeout } else { Reason::SourcesSyncing };
                 (reason, late.into_iter().chain(errors).collect::<Vec<_>>().join("; "))
-            }
-            ControllerState::Running if !report.forbidden.is_empty() => {
-                (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Running if report.stale => (Reason::Stale, String::new()),
             ControllerState::Running if !report.missing.is_empty() => {
@@ -139,8 +138,8 @@ impl RunnableEntry {
                     Some(StopCause::Returned(reason)) => reason.error(),
                     Some(StopCause::Signalled(_)) | None => None,
                 };
-                let failed = |error| format!("the run failed: {error}");
-                (Reason::Draining, error.map(failed).unwrap_or_default())
+                let message = error.map(|error| format!("the run failed: {error}"));
+                (Reason::Draining, message.unwrap_or_default())
             }
             ControllerState::BackingOff => self.delay(failed()),
             ControllerState::Stopped => match &self.last_done {
