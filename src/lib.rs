@@ -165,7 +165,7 @@
 //! 2. That wakes each condition on the type (`src/manager/readiness.rs::verdict`). A waiting
 //!    controller has no task and sends no request.
 //! 3. The state machine of the runnable decides to start (`src/manager/lifecycle.rs::decide`), and
-//!    the manager creates the epoch (`src/manager/task/effect.rs::start`,
+//!    the manager creates the epoch (`src/manager/task/live_epoch.rs::start`,
 //!    `src/manager/epoch.rs::counted`): number, stop signal, fence and report.
 //! 4. The run builds the queue and starts the inputs (`src/controller/run.rs`). Each input follows
 //!    its own condition (`src/controller/inputs/input.rs::run`), and subscribes to a shared informer
@@ -188,9 +188,9 @@
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/shared_registry.rs`, `src/discovery/subscriptions.rs`).
 //! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
-//!    receives the verdict (`src/manager/task/conditions.rs::on_verdict`).
+//!    receives the verdict (`src/manager/task/entry.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::decide`), and
-//!    the manager signals the epoch (`src/manager/task/effect.rs::stop`).
+//!    the manager signals the epoch (`src/manager/task/live_epoch.rs::stop`).
 //! 6. The run of a controller stops in order (`src/controller/run/shutdown.rs::stop`). Sources stop
 //!    adding requests, and the queue closes. Reconciles have the grace to finish their writes, but
 //!    begin no further declared child (`src/meta/apply.rs::is_halted`). Then each source releases
@@ -201,10 +201,10 @@
 //! 7. At the same time the propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
 //! 8. At the end of the grace the manager closes the fence in any case
-//!    (`src/manager/task/effect.rs::end_grace`), which drops the requests without a response. The
+//!    (`src/manager/task/live_epoch.rs::end_grace`), which drops the requests without a response. The
 //!    epoch ends when its tasks have ended and the fence owns no request
 //!    (`src/manager/run.rs::drive`). The manager reports the epoch as done
-//!    (`src/manager/task/effect.rs::done`), and the controller waits for the type again.
+//!    (`src/manager/task/live_epoch.rs::done`), and the controller waits for the type again.
 //!
 //! # Walk of a lost lease
 //!
@@ -222,7 +222,7 @@
 //!    resumes after the deadline sends no write. If the process is suspended after this check, the
 //!    time limit bounds the write, and so does its precondition, a resourceVersion or a uid.
 //! 5. The manager marks the runnables as waiting for leadership
-//!    (`src/manager/task/leadership.rs::on_election`). The campaign continues.
+//!    (`src/manager/task.rs::on_election`). The campaign continues.
 //!
 //! # Walk of an edit of a declared controller
 //!
@@ -238,9 +238,9 @@
 //!    (`src/meta/runnable/swap.rs::swap`). Informers and caches stay; the input of revisions exists
 //!    while a type is rolling (`src/meta/rollout/input.rs::follow`).
 //! 4. For a new epoch the manager keeps the new specification pending
-//!    (`src/manager/task/replacement.rs::replace`). The old epoch runs until the new types are
-//!    served and their caches prepared (`src/manager/task/replacement.rs::on_prepared`), and is
-//!    done before the new one starts (`src/manager/task/replacement.rs::install_if_due`).
+//!    (`src/manager/task/entry/replacement.rs::replace`). The old epoch runs until the new types are
+//!    served and their caches prepared (`src/manager/task/entry/replacement.rs::on_prepared`), and is
+//!    done before the new one starts (`src/manager/task/entry/replacement.rs::install_if_due`).
 //!
 //! # Index
 //!

@@ -19,11 +19,9 @@ mod check;
 mod checks;
 mod command;
 mod condition;
-mod condition_watch;
 mod conditional;
 mod election;
 mod end;
-mod entry;
 mod epoch;
 mod error;
 mod fence;
@@ -253,9 +251,8 @@ impl Manager {
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
         let Self { options, handle, commands, snapshot, waiting, election, .. } = self;
         handle.metrics.label_clusters();
-        let (metrics, transitions) = (options.metrics.clone(), handle.transitions.clone());
-        let mut owner =
-            task::ManagerTask::new(options, metrics, commands, snapshot, transitions, election);
+        let transitions = handle.transitions.clone();
+        let mut owner = task::ManagerTask::new(options, commands, snapshot, transitions, election);
         for (name, spec) in waiting {
             // Checked in `add`, so this cannot fail.
             owner.add(name, spec).unwrap_or_default();

@@ -2,17 +2,24 @@
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::{mpsc, watch};
-use tokio_util::time::DelayQueue;
+use tokio_util::time::{DelayQueue, delay_queue};
 
 use super::super::{
-    Readiness, Report, command::ManagerCommand, election::ElectionChange, end::RunEnd,
-    metrics::OwnedLabels,
+    ControllerName, Readiness, Report, command::ManagerCommand, election::ElectionChange,
+    end::RunEnd, metrics::OwnedLabels,
 };
 use crate::owner_gauge::CountGuard;
 
 /// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
 /// of the same name.
 pub(super) type Id = u64;
+
+/// Identity of an entry, and the name under which its tasks and timers are counted.
+#[derive(Clone, Debug)]
+pub(super) struct EntryKey {
+    pub(super) id: Id,
+    pub(super) name: ControllerName,
+}
 
 /// Everything that can happen to a manager.
 pub(super) enum ManagerEvent {
@@ -35,15 +42,20 @@ pub(super) type PreparationResult = (Id, u64, Result<(), String>);
 /// Pending timers by entry; each is counted for its runnable.
 pub(super) type Timers = DelayQueue<(Id, EntryTimer, CountGuard<OwnedLabels>)>;
 
+/// Key of a pending timer.
+pub(super) type TimerKey = delay_queue::Key;
+
 /// Changes that are waited for.
 pub(super) type Watches = FuturesUnordered<BoxFuture<'static, Option<ManagerEvent>>>;
 
+/// Timer of an entry. Removed with the state that it belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EntryTimer {
     Wake,
-    Grace(u64),
-    Overdue(u64),
-    Retry(u64),
+    Grace,
+    Overdue,
+    Retry,
+    /// Serial number of the subscription whose condition is asked again.
     Ask(u64),
 }
 
@@ -52,9 +64,9 @@ impl EntryTimer {
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Wake => "wake",
-            Self::Grace(_) => "grace",
-            Self::Overdue(_) => "overdue",
-            Self::Retry(_) => "retry",
+            Self::Grace => "grace",
+            Self::Overdue => "overdue",
+            Self::Retry => "retry",
             Self::Ask(_) => "ask",
         }
     }
@@ -66,25 +78,21 @@ pub(super) async fn next_command_or_change(
     watches: &mut Watches,
     watches_first: bool,
 ) -> ManagerEvent {
-    let command = async {
-        match commands.recv().await {
-            Some(command) => ManagerEvent::Command(command),
-            // The manager keeps a sender.
-            None => std::future::pending().await,
-        }
-    };
-    let change = async {
-        loop {
-            match watches.next().await {
-                Some(Some(event)) => return event,
-                Some(None) => {}
-                None => return std::future::pending().await,
-            }
-        }
-    };
+    let mut changes = watches.filter_map(std::future::ready);
+    // Without watches it waits for commands alone, of which the manager keeps a sender.
     if watches_first {
-        tokio::select! { biased; event = change => event, event = command => event }
+        tokio::select! {
+            biased;
+            Some(change) = changes.next() => change,
+            Some(command) = commands.recv() => ManagerEvent::Command(command),
+            else => std::future::pending().await,
+        }
     } else {
-        tokio::select! { biased; event = command => event, event = change => event }
+        tokio::select! {
+            biased;
+            Some(command) = commands.recv() => ManagerEvent::Command(command),
+            Some(change) = changes.next() => change,
+            else => std::future::pending().await,
+        }
     }
 }

@@ -17,12 +17,14 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::*;
+use super::{event::EntryTimer, pending_replacement::Preparation, *};
 use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
-        Basis, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableOptions,
-        Verdict, entry::Preparation, lifecycle::StopCause,
+        Basis, ConditionalRunnable, Epoch, Readiness, Report, RunResult, Runnable, RunnableOptions,
+        TransitionKind, Verdict,
+        end::RunEnd,
+        lifecycle::{LifecycleInput, StopCause},
     },
 };
 
@@ -164,8 +166,7 @@ impl Model {
             flap_interval: Duration::ZERO,
         };
         let options = ManagerOptions { restart_backoff, ..ManagerOptions::default() };
-        let metrics = options.metrics.clone();
-        let mut task = ManagerTask::new(options, metrics, commands, snapshot, seen, None);
+        let mut task = ManagerTask::new(options, commands, snapshot, seen, None);
         task.advance();
         Self {
             task,
@@ -187,13 +188,13 @@ impl Model {
     fn attempt(&self) -> Option<u64> {
         match self.entry()?.1.pending.as_ref()?.preparation {
             Preparation::Running(attempt, _) => Some(attempt),
-            Preparation::None | Preparation::Done => None,
+            Preparation::None | Preparation::Failed(..) | Preparation::Done => None,
         }
     }
 
     /// Steps that are possible now.
     fn steps(&self) -> Vec<Step> {
-        let closing = matches!(self.task.phase, ManagerPhase::Closing { .. });
+        let closing = matches!(self.task.parts.phase, ManagerPhase::Closing { .. });
         let mut steps = Vec::new();
         let Some((_, entry)) = self.entry() else {
             if !closing {
@@ -216,7 +217,7 @@ impl Model {
                     .map(Step::PendingVerdict),
             );
         }
-        if entry.epoch.is_some() {
+        if entry.live.is_some() {
             let boom = || "boom".to_owned();
             steps.push(Step::Running);
             steps.push(Step::Returned(RunEnd::Completed));
@@ -232,7 +233,7 @@ impl Model {
         if !self.attempts.is_empty() {
             steps.push(Step::LatePrepared);
         }
-        if !self.task.timers.is_empty() {
+        if !self.task.parts.timers.is_empty() {
             steps.push(Step::Timer);
         }
         steps
@@ -246,8 +247,9 @@ impl Model {
             }
             Step::Replace(word) => {
                 let spec = self.spec(*word);
-                // Fails if the runnable is being removed.
-                drop(self.task.replace(&NAME.into(), spec, oneshot::channel().0));
+                let (installed, reply) = (oneshot::channel().0, oneshot::channel().0);
+                let command = ManagerCommand::Replace(NAME.into(), spec, installed, reply);
+                self.task.handle(ManagerEvent::Command(command));
             }
             Step::Remove => {
                 let (reply, _) = oneshot::channel();
@@ -295,12 +297,13 @@ impl Model {
                 }
             }
             Step::Timer => {
-                let key = self.task.timers.peek().unwrap();
-                let at = self.task.timers.deadline(&key);
+                let key = self.task.parts.timers.peek().unwrap();
+                let at = self.task.parts.timers.deadline(&key);
                 // The timer wheel has a resolution of one millisecond.
                 let ahead = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                 tokio::time::advance(ahead).await;
-                let timer = self.task.timers.next().now_or_never().flatten().expect("it is due");
+                let timer =
+                    self.task.parts.timers.next().now_or_never().flatten().expect("it is due");
                 let (id, timer, _counted) = timer.into_inner();
                 self.task.handle(ManagerEvent::Timer(id, timer));
             }
@@ -363,9 +366,9 @@ impl Model {
         }
         let attempt = self.attempt();
         let Some((_, entry)) = self.entry() else { return };
-        assert_eq!(entry.epoch.is_some(), self.live.is_some());
+        assert_eq!(entry.live.is_some(), self.live.is_some());
         assert_eq!(entry.lifecycle.live(), self.live.is_some());
-        let status = self.task.snapshot.borrow()[&entry.name].clone();
+        let status = self.task.parts.publisher.snapshot.borrow()[&entry.key.name].clone();
         assert_eq!(status.state, entry.lifecycle.state(), "P10: the status has the state");
         let stopping = status.state == ControllerState::Stopping;
         assert!(self.live.is_none() || self.returned != self.live || stopping, "shown as stopping");
@@ -380,7 +383,7 @@ impl Model {
 
     /// Plays only the steps that were requested, until the task is at rest.
     async fn rest(&mut self) {
-        for _ in 0..PATIENCE + self.task.timers.len() {
+        for _ in 0..PATIENCE + self.task.parts.timers.len() {
             let Some((_, entry)) = self.entry() else { break };
             let step = match entry.lifecycle.state() {
                 ControllerState::Stopping => Step::Ended,
@@ -391,7 +394,7 @@ impl Model {
                 | ControllerState::Stopped => {
                     if self.attempt().is_some() {
                         Step::Prepared(true)
-                    } else if self.task.timers.is_empty() {
+                    } else if self.task.parts.timers.is_empty() {
                         break;
                     } else {
                         Step::Timer
@@ -412,8 +415,8 @@ impl Model {
             return;
         };
         assert!(!removed, "P4: what was removed is forgotten");
-        assert!(!matches!(self.task.phase, ManagerPhase::Closing { .. }), "P4: it closes");
-        assert!(self.task.timers.is_empty(), "P4: timers stop firing");
+        assert!(!matches!(self.task.parts.phase, ManagerPhase::Closing { .. }), "P4: it closes");
+        assert!(self.task.parts.timers.is_empty(), "P4: timers stop firing");
         let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
         match PlainVerdict::of(verdict) {
             PlainVerdict::A | PlainVerdict::B => assert_eq!(state, ControllerState::Running, "P4"),
@@ -433,7 +436,7 @@ impl Model {
     fn fingerprint(&mut self) -> String {
         // Only their order matters: a timer step moves the clock to the next one.
         let timers = self.timers();
-        let phase = match self.task.phase {
+        let phase = match self.task.parts.phase {
             ManagerPhase::Opening { step, is_entered, .. } => (0, step, is_entered),
             ManagerPhase::Open => (1, 0, true),
             ManagerPhase::Closing { step, is_entered } => (2, step, is_entered),
@@ -445,7 +448,7 @@ impl Model {
                 machine.basis().map(|basis| PlainVerdict::of(&Verdict::Met(basis.to_vec())));
             let pending = entry.pending.as_ref().map(|pending| {
                 let preparation = match pending.preparation {
-                    Preparation::None => 0,
+                    Preparation::None | Preparation::Failed(..) => 0,
                     Preparation::Running(..) => 1,
                     Preparation::Done => 2,
                 };
@@ -458,7 +461,8 @@ impl Model {
                 // Every end restarts alike, since the policy is `Always`.
                 StopCause::Returned(_) => None,
             });
-            let stopping = (signalled, machine.stuck(), entry.returned.is_some());
+            let returned = entry.live.as_ref().is_some_and(|live| live.returned.is_some());
+            let stopping = (signalled, machine.stuck(), returned);
             (machine.state(), basis, PlainVerdict::of(machine.verdict()), pending, orders, stopping)
         });
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))
@@ -467,36 +471,36 @@ impl Model {
     /// Timers that still have an effect, in their order.
     fn timers(&mut self) -> Vec<&'static str> {
         let mut all = Vec::new();
-        while let Some(key) = self.task.timers.peek() {
-            let timer = self.task.timers.remove(&key);
+        while let Some(key) = self.task.parts.timers.peek() {
+            let timer = self.task.parts.timers.remove(&key);
             all.push((timer.deadline(), timer.into_inner()));
         }
         let mut words = Vec::new();
         for (at, (id, timer, counted)) in all {
-            let key = self.task.timers.insert_at((id, timer, counted), at);
+            let key = self.task.parts.timers.insert_at((id, timer, counted), at);
             let entry = self.task.entries.get_mut(&id).expect("no timer outlives its entry");
             match timer {
                 EntryTimer::Wake => {
                     entry.wake = Some(key);
                     words.push("wake");
                 }
-                EntryTimer::Grace(epoch) => {
-                    entry.stop_timer = Some(key);
-                    if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
-                        words.push("grace");
-                    }
+                EntryTimer::Grace => {
+                    let live = entry.live.as_mut().expect("no such timer outlives its epoch");
+                    live.stop_timer = Some(key);
+                    words.push("grace");
                 }
-                EntryTimer::Overdue(epoch) => {
-                    entry.stop_timer = Some(key);
-                    if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
-                        words.push("overdue");
-                    }
+                EntryTimer::Overdue => {
+                    let live = entry.live.as_mut().expect("no such timer outlives its epoch");
+                    live.stop_timer = Some(key);
+                    words.push("overdue");
                 }
                 EntryTimer::Ask(_) => panic!("no condition panics"),
-                EntryTimer::Retry(serial) => {
-                    let pending = entry.pending.as_mut();
-                    let pending = pending.filter(|pending| pending.serial == serial);
-                    pending.expect("no such timer outlives what it prepares").retry = Some(key);
+                EntryTimer::Retry => {
+                    let pending = entry.pending.as_mut().map(|pending| &mut pending.preparation);
+                    let Some(Preparation::Failed(_, retry)) = pending else {
+                        panic!("no such timer outlives the failure")
+                    };
+                    *retry = key;
                     words.push("retry");
                 }
             }
@@ -578,13 +582,13 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
         let epoch = entry.epoch_number;
         assert!(epoch > 0);
         assert!(last.insert(name.clone(), epoch).is_none_or(|before| epoch > before), "{name}");
-        task.step(id, LifecycleInput::Remove);
-        task.on_ended(id, RunEnd::Completed);
+        task.update(id, |entry, parts| entry.step(LifecycleInput::Remove, parts));
+        task.handle(ManagerEvent::Ended(id, RunEnd::Completed));
         task.publish();
     }
 
     let task = &model.task;
-    assert_eq!((task.entries.len(), task.names.len(), task.timers.len()), (0, 0, 0));
-    assert_eq!(task.snapshot.borrow().len(), 0);
-    assert!(task.last_epoch_numbers.len() <= 1024);
+    assert_eq!((task.entries.len(), task.names.len(), task.parts.timers.len()), (0, 0, 0));
+    assert_eq!(task.parts.publisher.snapshot.borrow().len(), 0);
+    assert!(task.parts.last_epoch_numbers.len() <= 1024);
 }

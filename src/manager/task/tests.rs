@@ -1,8 +1,11 @@
 //! Order in which the task handles events that are ready.
 
+use tokio::sync::oneshot;
+
 use super::*;
 use crate::manager::{
-    ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableOptions, always,
+    ConditionalRunnable, Epoch, Readiness, Report, RunResult, Runnable, RunnableOptions, always,
+    end::RunEnd,
 };
 
 /// Runnable that always may run, and ends at once.
@@ -29,9 +32,8 @@ impl Harness {
     fn new() -> Self {
         let (sender, commands) = mpsc::channel(8);
         let options = ManagerOptions::default();
-        let metrics = options.metrics.clone();
         let (snapshot, transitions) = (watch::Sender::default(), broadcast::Sender::new(1));
-        let task = ManagerTask::new(options, metrics, commands, snapshot, transitions, None);
+        let task = ManagerTask::new(options, commands, snapshot, transitions, None);
         Self { task, commands: sender }
     }
 
@@ -43,14 +45,14 @@ impl Harness {
 
     async fn next(&mut self) -> ManagerEvent {
         let mut deadline = std::future::pending().boxed();
-        self.task.next_event(&CancellationToken::new(), false, &mut deadline).await
+        self.task.next_event(&CancellationToken::new(), &mut deadline).await
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
     let mut harness = Harness::new();
-    harness.task.watch_return(1, 1, watch::channel(Some(RunEnd::Completed)).1);
+    harness.task.parts.watch_return(1, 1, watch::channel(Some(RunEnd::Completed)).1);
 
     let mut events = Vec::new();
     for _ in 0..4 {
@@ -66,7 +68,7 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
 #[tokio::test(start_paused = true)]
 async fn responses_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
     let mut harness = Harness::new();
-    let mut transitions = harness.task.transitions.subscribe();
+    let mut transitions = harness.task.parts.publisher.transitions.subscribe();
     let spec = RunnableSpec::new(Arc::new(Idle), RunnableOptions::default());
     let (reply, mut added) = oneshot::channel();
 
@@ -74,7 +76,7 @@ async fn responses_and_transitions_leave_after_the_snapshot_that_shows_their_cau
     assert!(added.try_recv().is_err() && transitions.try_recv().is_err(), "not published yet");
     harness.task.publish();
 
-    assert!(harness.task.snapshot.borrow().get(&"a".into()).is_some());
+    assert!(harness.task.parts.publisher.snapshot.borrow().get(&"a".into()).is_some());
     assert_eq!(added.try_recv(), Ok(Ok(())));
     assert!(transitions.try_recv().is_ok());
 }
@@ -88,7 +90,7 @@ async fn a_steady_stream_of_reports_does_not_starve_commands() {
     for _ in 0..4 {
         let (reports, report) = watch::channel(Report::default());
         reports.send_modify(|report| report.stale = true);
-        harness.task.watch_report(1, 1, report);
+        harness.task.parts.watch_report(1, 1, report);
         events.push(harness.next().await);
     }
 

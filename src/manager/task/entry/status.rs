@@ -1,100 +1,33 @@
-//! State that the manager keeps for one runnable, and the status derived from it.
+//! Status of an entry: its state, with the reason as a sentence.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
-use tokio::{sync::oneshot, time::Instant};
-use tokio_util::{sync::CancellationToken, time::delay_queue};
 
-use super::{
-    ControllerName, ControllerState, Done, DoneReason, Epoch, Reason, Report, RunnableStatus,
-    UnmetRequirement, Verdict,
-    command::ManagerReply,
-    condition_watch::ConditionWatch,
-    end::RunEnd,
-    lifecycle::{Lifecycle, StopCause},
-    runnable_spec::RunnableSpec,
+use super::{Parts, PendingReplacement, RunnableEntry};
+use crate::manager::{
+    ControllerState, DoneReason, Reason, Report, RunnableStatus, UnmetRequirement, Verdict,
+    lifecycle::StopCause,
 };
 
-/// New specification that waits to take over.
-pub(super) struct PendingReplacement {
-    pub(super) spec: RunnableSpec,
-    /// Serial number; timers of an earlier specification carry another one.
-    pub(super) serial: u64,
-    pub(super) verdict: Verdict,
-    pub(super) why: String,
-    pub(super) preparation: Preparation,
-    pub(super) condition: ConditionWatch,
-    /// Timer for the next attempt to prepare it.
-    pub(super) retry: Option<delay_queue::Key>,
-    /// Waiter for the installation, who learns by the drop that it is discarded.
-    pub(super) installed: oneshot::Sender<()>,
-}
-
-/// State of the preparation of a new specification.
-pub(super) enum Preparation {
-    None,
-    /// Under way: number of the attempt, to recognise its result, and the token that cancels it.
-    Running(u64, CancellationToken),
-    Done,
-}
-
-impl PendingReplacement {
-    /// Cancels the preparation and releases its resources.
-    pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
-        match std::mem::replace(&mut self.preparation, Preparation::None) {
-            Preparation::None => return,
-            Preparation::Running(_, given_up) => given_up.cancel(),
-            Preparation::Done => {}
-        }
-        self.spec.unprepare(name, epoch);
-    }
-}
-
-pub(super) struct RunnableEntry {
-    pub(super) name: ControllerName,
-    pub(super) spec: RunnableSpec,
-    pub(super) condition: ConditionWatch,
-    pub(super) lifecycle: Lifecycle,
-    pub(super) epoch: Option<Epoch>,
-    pub(super) epoch_number: u64,
-    pub(super) pending: Option<PendingReplacement>,
-    pub(super) removers: Vec<oneshot::Sender<()>>,
-    /// Callers that wait for the epoch to be done, to be restarted.
-    pub(super) restarters: Vec<ManagerReply>,
-    pub(super) last_done: Option<Done>,
-    /// End of the epoch's run, once it has returned.
-    pub(super) returned: Option<RunEnd>,
-    /// True if the run returned before it was signalled to stop.
-    pub(super) ended_by_itself: bool,
-    /// Epoch that did not report running within the start timeout of its group, and that timeout.
-    pub(super) late: Option<(u64, Duration)>,
-    /// Time at which the starting epoch began.
-    pub(super) begun_at: Option<Instant>,
-    /// Time at which the stopping epoch was signalled to stop, or its run returned.
-    pub(super) stopped_at: Option<Instant>,
-    /// Timer that ends a back-off.
-    pub(super) wake: Option<delay_queue::Key>,
-    /// Timer that ends the grace of a stop. After the grace, timer that reports an overdue stop.
-    pub(super) stop_timer: Option<delay_queue::Key>,
-    /// True if the runnable needs leadership and this replica does not lead.
-    pub(super) standby: bool,
-    /// Status as last published.
-    pub(super) status: Option<Arc<RunnableStatus>>,
-}
-
 impl RunnableEntry {
-    /// Returns the current status; `since` changes only with state or reason.
-    pub(super) fn describe(&self) -> RunnableStatus {
+    /// Returns the current status if it has changed; `since` changes only with state or reason.
+    pub(crate) fn changed_status(&mut self, parts: &Parts) -> Option<Arc<RunnableStatus>> {
         let state = self.lifecycle.state();
-        let report =
-            self.epoch.as_ref().map(|epoch| epoch.subscribe().borrow().clone()).unwrap_or_default();
-        let unmet = self.unmet(state);
-        let (reason, message) = self.explanation(state, &unmet, &report);
+        let report = self.live.as_ref().map(|live| live.epoch.subscribe().borrow().clone());
+        let report = report.unwrap_or_default();
+        let unmet = match (state, self.lifecycle.verdict()) {
+            (ControllerState::Waiting, Verdict::Unmet(unmet) | Verdict::Unknown(unmet))
+            | (ControllerState::Starting | ControllerState::Running, Verdict::Unknown(unmet)) => {
+                unmet.clone()
+            }
+            _ => Vec::new(),
+        };
+        let (reason, message) = self.explanation(state, &unmet, &report, parts);
         let unchanged = self.status.as_ref();
         let unchanged = unchanged.filter(|old| old.state == state && old.reason == reason);
-        RunnableStatus {
-            name: self.name.clone(),
+        let status = RunnableStatus {
+            name: self.key.name.clone(),
             group: self.spec.group,
             state,
             reason,
@@ -104,26 +37,16 @@ impl RunnableEntry {
             unmet,
             report,
             last_done: self.last_done.clone(),
-            pending: self.pending.as_ref().map(|pending| pending.why.clone()),
+            pending: self.pending.as_ref().map(PendingReplacement::reason),
             stuck: self.lifecycle.stuck(),
             failures: self.lifecycle.failures(),
             restarts: self.lifecycle.restarts(),
+        };
+        if self.status.as_deref() == Some(&status) {
+            return None;
         }
-    }
-
-    /// Returns the start timeout that the current epoch has exceeded, if it has.
-    fn late_by(&self) -> Option<Duration> {
-        self.late.filter(|(epoch, _)| *epoch == self.epoch_number).map(|(_, after)| after)
-    }
-
-    fn unmet(&self, state: ControllerState) -> Vec<UnmetRequirement> {
-        match (state, self.lifecycle.verdict()) {
-            (ControllerState::Waiting, Verdict::Unmet(unmet) | Verdict::Unknown(unmet))
-            | (ControllerState::Starting | ControllerState::Running, Verdict::Unknown(unmet)) => {
-                unmet.clone()
-            }
-            _ => Vec::new(),
-        }
+        self.status = Some(Arc::new(status));
+        self.status.clone()
     }
 
     /// Returns the explanation of a delay before the next epoch, after a run with this error.
@@ -150,6 +73,7 @@ impl RunnableEntry {
         state: ControllerState,
         unmet: &[UnmetRequirement],
         report: &Report,
+        parts: &Parts,
     ) -> (Reason, String) {
         let failed = || self.last_done.as_ref().and_then(|done| done.reason.error()).unwrap_or("");
         match state {
@@ -158,7 +82,7 @@ impl RunnableEntry {
                     let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
                     (first.reason.clone(), all.join("; "))
                 }
-                None if !self.lifecycle.allowed() && self.standby => {
+                None if !self.lifecycle.allowed() && parts.stands_by(&self.spec) => {
                     (Reason::Standby, String::new())
                 }
                 None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
@@ -181,7 +105,9 @@ impl RunnableEntry {
             ControllerState::Starting if !report.late.is_empty() => {
                 (Reason::SyncTimeout, report.late.join("; "))
             }
-            ControllerState::Starting if !report.forbidden.is_empty() => {
+            ControllerState::Starting | ControllerState::Running
+                if !report.forbidden.is_empty() =>
+            {
                 (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Starting if report.standby => (Reason::Standby, String::new()),
@@ -189,15 +115,12 @@ impl RunnableEntry {
                 let errors = report.watches.iter().filter_map(|watch| {
                     watch.error.as_ref().map(|error| format!("{}: {error}", watch.type_ref))
                 });
-                let late = self.late_by().map(|after| {
+                let late = self.live.as_ref().and_then(|live| live.late).map(|after| {
                     format!("not reported running within {after:?}, later groups start without it")
                 });
                 let reason =
                     if late.is_some() { Reason::StartTimeout } else { Reason::SourcesSyncing };
                 (reason, late.into_iter().chain(errors).collect::<Vec<_>>().join("; "))
-            }
-            ControllerState::Running if !report.forbidden.is_empty() => {
-                (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Running if report.stale => (Reason::Stale, String::new()),
             ControllerState::Running if !report.missing.is_empty() => {
@@ -206,7 +129,8 @@ impl RunnableEntry {
             }
             ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
-                let late = self.epoch.as_ref().map(Epoch::unfinished_work).unwrap_or_default();
+                let late = self.live.as_ref().map(|live| live.epoch.unfinished_work());
+                let late = late.unwrap_or_default();
                 (Reason::Stuck, format!("the epoch waits for code that blocks its thread: {late}"))
             }
             ControllerState::Stopping => {
@@ -214,8 +138,8 @@ impl RunnableEntry {
                     Some(StopCause::Returned(reason)) => reason.error(),
                     Some(StopCause::Signalled(_)) | None => None,
                 };
-                let failed = |error| format!("the run failed: {error}");
-                (Reason::Draining, error.map(failed).unwrap_or_default())
+                let message = error.map(|error| format!("the run failed: {error}"));
+                (Reason::Draining, message.unwrap_or_default())
             }
             ControllerState::BackingOff => self.delay(failed()),
             ControllerState::Stopped => match &self.last_done {
