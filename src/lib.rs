@@ -273,7 +273,7 @@
 //! |---|---|
 //! | request has one reconcile at a time | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::done` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged`, by the priority of a change from `src/controller/source/mapping.rs::priority` |
-//! | Retry-After of the API server delays a reconcile | read by `src/manager/fence/refusal.rs::with_retry_after`, classified by `src/controller/run/outcome.rs::of`, delayed by `src/controller/run/settlement.rs::delay_throttled` and the gate in `src/controller/queue/retry_gate.rs::failed`; for informers `src/informer/request_delays.rs::delay` |
+//! | Retry-After of the API server delays a reconcile | read by `src/manager/fence/refusal.rs::with_retry_after`, classified by `src/controller/run/outcome.rs::of`, delayed by `src/controller/run/settlement.rs::delay` and the gate in `src/controller/queue/retry_gate.rs::failed`; for informers `src/informer/request_delays.rs::delay` |
 //! | parent is resynced | `src/meta/parent/resync.rs::tick`, by the due time in `src/controller/queue/core.rs::resync` |
 //! | concurrent reconciles are bounded | `src/controller/slots.rs::take` |
 //! | input is added or removed while its controller runs | `src/controller/inputs.rs`, `src/controller/run/named_inputs.rs::update_inputs` |

@@ -5,6 +5,7 @@ mod imports;
 mod language;
 mod main_types;
 mod names;
+mod objects;
 
 use std::{
     fs,

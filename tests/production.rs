@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,server,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 39] = [
+const DEPENDENCIES: [&str; 40] = [
     "anyhow",
     "aws-lc-rs",
     "axum",
@@ -15,6 +15,7 @@ const DEPENDENCIES: [&str; 39] = [
     "bytes",
     "clap",
     "clap_complete",
+    "dashmap",
     "fastrand",
     "foldhash",
     "futures",

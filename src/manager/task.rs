@@ -350,6 +350,10 @@ impl ManagerTask {
     fn set_term(&mut self, next: Option<Arc<Term>>) {
         let ElectionState::Campaigning(_, term) = &mut self.parts.election else { return };
         let ends = std::mem::replace(term, next.clone()).is_some();
+        if self.parts.phase.is_closing() {
+            // The lease is not taken again.
+            self.parts.election.withdraw();
+        }
         self.update_each(RunnableSpec::needs_leadership, |entry, parts| {
             entry.on_term(ends, next.as_ref(), parts);
         });

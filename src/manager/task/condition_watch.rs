@@ -63,7 +63,8 @@ impl ConditionWatch {
     /// Returns the verdict of the condition, and waits for the next one.
     pub(super) fn follow(&self, mut readiness: Readiness, parts: &Parts) -> Verdict {
         let verdict = readiness.verdict();
-        let (id, serial, ended) = (self.key.id, self.serial, self.ended.clone().cancelled_owned());
+        let (id, serial) = (self.key.id, self.serial);
+        let ended = self.ended.clone().cancelled_owned();
         parts.watches.push(Box::pin(async move {
             tokio::select! {
                 biased;

@@ -169,7 +169,8 @@ impl RunnableEntry {
         if let (Some(term), Some(live)) = (next, &self.live) {
             live.epoch.lead(term);
         }
-        if !parts.phase.is_closing() {
+        // A closing manager allows nothing any more, and leaves what runs to the end of its group.
+        if ends || !parts.phase.is_closing() {
             self.allow(parts);
         }
     }
@@ -210,6 +211,8 @@ impl RunnableEntry {
                 }
                 self.step(LifecycleInput::Wake, parts);
             }
+            // The timers of an epoch end with it.
+            EntryTimer::Grace | EntryTimer::Overdue if self.lifecycle.stopping().is_none() => {}
             EntryTimer::Grace => self.live.iter_mut().for_each(|live| live.end_grace(parts)),
             EntryTimer::Overdue => {
                 self.live.iter_mut().for_each(LiveEpoch::report_overdue);
@@ -219,8 +222,9 @@ impl RunnableEntry {
                 self.condition.retry = None;
                 self.ask(parts);
             }
-            EntryTimer::Ask(_) => {
-                if let Some(pending) = &mut self.pending {
+            EntryTimer::Ask(serial) => {
+                let pending = self.pending.as_mut();
+                if let Some(pending) = pending.filter(|it| it.condition.serial == serial) {
                     pending.condition.retry = None;
                     pending.verdict = pending.condition.ask(&pending.spec, parts);
                     self.judge_pending(parts);

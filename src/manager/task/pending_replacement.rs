@@ -49,7 +49,8 @@ impl PendingReplacement {
         parts: &mut Parts,
     ) -> Self {
         let mut condition = ConditionWatch::new(key);
-        let (verdict, preparation) = (condition.ask(&spec, parts), Preparation::None);
+        let verdict = condition.ask(&spec, parts);
+        let preparation = Preparation::None;
         Self { key: key.clone(), spec, condition, verdict, preparation, installed }
     }
 
@@ -81,7 +82,8 @@ impl PendingReplacement {
     }
 
     fn prepare(&mut self, parts: &mut Parts) {
-        let (id, attempt, given_up) = (self.key.id, parts.serial(), CancellationToken::new());
+        let (id, attempt) = (self.key.id, parts.serial());
+        let given_up = CancellationToken::new();
         let running = Preparation::Running(attempt, given_up.clone());
         if let Preparation::Failed(_, retry) = std::mem::replace(&mut self.preparation, running) {
             parts.end_timer(Some(retry));

@@ -394,6 +394,24 @@ async fn no_epoch_starts_in_a_term_that_a_run_saw_end_before_the_manager() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn term_that_ends_during_a_shutdown_is_followed_by_no_epoch() {
+    let mut a = Replica::start(&server(), "a", cold());
+    let group = RunnableGroup::Others;
+    let slow = TestRunnable { group, drains: Duration::from_secs(4), ..cold() };
+    let options = RunnableOptions::default();
+    a.harness.handle.add_runnable("slow", Arc::new(slow), options).await.unwrap();
+    a.until_leading().await;
+
+    a.harness.stop.cancel();
+    sleep(Duration::from_secs(1)).await;
+    end_term(&a);
+    sleep(Duration::from_secs(2)).await;
+
+    assert_eq!(a.epoch().unwrap().number(), 1);
+    a.harness.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_write_passes_after_the_deadline_by_a_clock_that_counts_suspension() {
     let server = server();
     let mut a = Replica::start(&server, "a", warm());

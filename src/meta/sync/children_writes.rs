@@ -27,7 +27,7 @@ pub(super) struct ChildWriter<'a> {
 
 /// Children after their writes.
 pub(super) struct WrittenChildren {
-    /// Result of the writes. After each of its errors the parent is written.
+    /// Result of the writes. The status of a composite's parent is written after each of its errors.
     pub(super) result: Result<ApplyResult, SyncError>,
     /// True if each child of the response could be written.
     pub(super) is_usable: bool,
@@ -38,24 +38,24 @@ pub(super) struct WrittenChildren {
 }
 
 impl ChildWriter<'_> {
-    /// Writes the revisions of a rollout, then the children. Does nothing if the children of the
-    /// object are not managed.
+    /// Writes the revisions of a rollout, then the children that [`ChildWriter::check_owners`] has left.
+    /// Does nothing if the children of the object are not managed.
     ///
     /// # Errors
     ///
-    /// No further request may be sent now.
+    /// The sync ends: no further request may be sent now, or a revision has changed meanwhile.
     pub(super) async fn write(
         self,
         object: &Object,
         hook: HookKind,
-        mut children: CheckedChildren,
+        children: CheckedChildren,
+        owners: Result<bool, SyncError>,
         rollout: Option<&PlannedRollout<'_>>,
     ) -> Result<WrittenChildren, SyncError> {
         if !self.finalizer.manages_children(object.header()) {
             let result = Ok(NOTHING);
             return Ok(WrittenChildren { result, is_usable: true, has_own: false, recheck: None });
         }
-        let owners = self.check_owners(object, &mut children);
         let CheckedChildren { desired, unusable, held, .. } = children;
         let is_usable = owners.is_ok() && unusable.is_empty();
         let rechecked = match rollout {
@@ -93,7 +93,7 @@ impl ChildWriter<'_> {
     /// # Errors
     ///
     /// [`SyncError::TooDeep`], after they are left out.
-    fn check_owners(
+    pub(super) fn check_owners(
         &self,
         object: &Object,
         children: &mut CheckedChildren,

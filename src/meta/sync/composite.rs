@@ -23,7 +23,7 @@ impl ParentSync<'_> {
     ) -> Result<Option<Duration>, SyncError> {
         let Self { parent, writer, reporter, .. } = self;
         let mut object = self.object.clone();
-        let CheckedResponse { hook, children, status, record, finalized, .. } = response;
+        let CheckedResponse { hook, mut children, status, record, finalized, .. } = response;
         // The children of a parent that is finalized are left to the garbage collector.
         if finalized && parent.terminating && writer.finalizer.is_on(object.header()) {
             match writer.remove_finalizer(object.header()).await? {
@@ -34,7 +34,9 @@ impl ParentSync<'_> {
                 }
             }
         }
-        let written = self.child_writer(observed).write(&object, hook, children, rollout.as_ref());
+        let child_writer = self.child_writer(observed);
+        let owners = child_writer.check_owners(&object, &mut children);
+        let written = child_writer.write(&object, hook, children, owners, rollout.as_ref());
         let WrittenChildren { result: managed, is_usable, has_own, recheck: rechecked } =
             written.await?;
         let is_freed = finalized && managed.is_ok() && writer.finalizer.is_on(object.header());

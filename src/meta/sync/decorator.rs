@@ -42,7 +42,7 @@ impl ParentSync<'_> {
         response: CheckedResponse,
     ) -> Result<Option<Duration>, SyncError> {
         let Self { parent, object, writer, reporter, .. } = *self;
-        let CheckedResponse { hook, children, status, labels, annotations, record, finalized } =
+        let CheckedResponse { hook, mut children, status, labels, annotations, record, finalized } =
             response;
         let frees = finalized && writer.finalizer.is_on(object.header());
         // An object that stays is freed after its attachments: its controller ignores it from then
@@ -54,6 +54,9 @@ impl ParentSync<'_> {
             status: status.as_ref().ok().and_then(Option::as_deref),
             finalizer: frees_first.then_some(&*writer.finalizer.name),
         };
+        // Before any write: the cache of the chain may be gone after it.
+        let child_writer = self.child_writer(observed);
+        let owners = child_writer.check_owners(object, &mut children);
         let written = DecoratedObject { writer, object }.write(decoration).await;
         match written.as_ref().map(|decorated| &decorated.result) {
             Ok(DecorationResult::Gone) => {
@@ -73,7 +76,7 @@ impl ParentSync<'_> {
             )
             | Err(_) => {}
         }
-        let managed = self.child_writer(observed).write(object, hook, children, None).await?;
+        let managed = child_writer.write(object, hook, children, owners, None).await?;
         let WrittenChildren { result: managed, is_usable, has_own, .. } = managed;
         if frees
             && !frees_first

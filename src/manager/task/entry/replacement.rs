@@ -11,7 +11,7 @@ use crate::manager::{
 };
 
 impl RunnableEntry {
-    pub(crate) fn replace(
+    pub(in crate::manager::task) fn replace(
         &mut self,
         spec: RunnableSpec,
         installed: oneshot::Sender<()>,
@@ -32,7 +32,7 @@ impl RunnableEntry {
     }
 
     /// Ends the live epoch, or the wait for a back-off, so that the next epoch starts.
-    pub(crate) fn restart(&mut self, reply: ManagerReply, parts: &mut Parts) {
+    pub(in crate::manager::task) fn restart(&mut self, reply: ManagerReply, parts: &mut Parts) {
         match (self.check_restart(), &mut self.live) {
             (Ok(()), Some(live)) => {
                 live.restarters.push(reply);
@@ -78,7 +78,7 @@ impl RunnableEntry {
     }
 
     /// Ends the current epoch when the pending specification is prepared.
-    pub(crate) fn on_prepared(
+    pub(in crate::manager::task) fn on_prepared(
         &mut self,
         (_, attempt, result): PreparationResult,
         parts: &mut Parts,

@@ -12,7 +12,10 @@ use crate::manager::{
 
 impl RunnableEntry {
     /// Returns the current status if it has changed; `since` changes only with state or reason.
-    pub(crate) fn changed_status(&mut self, parts: &Parts) -> Option<Arc<RunnableStatus>> {
+    pub(in crate::manager::task) fn changed_status(
+        &mut self,
+        parts: &Parts,
+    ) -> Option<Arc<RunnableStatus>> {
         let state = self.lifecycle.state();
         let report = self.live.as_ref().map(|live| live.epoch.subscribe().borrow().clone());
         let report = report.unwrap_or_default();
