@@ -90,7 +90,7 @@ struct EpochRun {
 /// Running reconcile.
 struct ActiveReconcile {
     item: Item<Request>,
-    // True if the server is read before the reconcile begins.
+    // True if the server of the controller's cluster is read before the reconcile begins.
     reads: bool,
     since: Instant,
     span: Span,
@@ -332,11 +332,11 @@ impl EpochRun {
     }
 
     /// Returns the writes of a request that is to be reconciled now, with a permit if they have to be
-    /// read first. A request that is throttled, or whose caches are behind, returns to the queue.
+    /// read first, and whether from the server of the controller's cluster. A request that is throttled, or whose caches are behind, returns to the queue.
     fn begin(
         &mut self,
         item: &Item<Request>,
-    ) -> Option<(Reconciling, Option<OwnedSemaphorePermit>)> {
+    ) -> Option<(Reconciling, Option<OwnedSemaphorePermit>, bool)> {
         let now = Instant::now();
         if let Some(after) = self.throttled.left(&item.key, now) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
@@ -347,7 +347,7 @@ impl EpochRun {
         match reconciling.compare(&self.statuses) {
             Comparison::Held => {
                 self.unread.forget(&item.key);
-                Some((reconciling, None))
+                Some((reconciling, None, false))
             }
             // No task is needed to wait for the caches.
             Comparison::Behind(behind) => {
@@ -355,24 +355,24 @@ impl EpochRun {
                 self.requeue_or_forget(item.clone(), NextReconcile::Wait(behind));
                 None
             }
-            Comparison::Unread(permit) => match self.unread.until_retry(&item.key, now) {
-                None => Some((reconciling, Some(permit))),
-                Some(after) => {
+            Comparison::Unread(permit, is_own) => {
+                let until_retry = self.unread.until_retry(&item.key, now);
+                if let Some(after) = until_retry.filter(|_| is_own) {
                     drop(reconciling);
                     // The caches may hold the write before the server is read.
                     self.wait(item, after.min(LONGEST_PAUSE));
-                    None
+                    return None;
                 }
-            },
+                Some((reconciling, Some(permit), is_own))
+            }
         }
     }
 
     /// Starts the reconcile of a request in a slot. While the server is read for it, it has none.
     fn spawn(&mut self, item: Item<Request>) {
-        let Some((mut reconciling, permit)) = self.begin(&item) else { return };
-        let reads = permit.is_some();
+        let Some((mut reconciling, permit, reads)) = self.begin(&item) else { return };
         let slot = self.slots.take(&self.spec.series);
-        if reads {
+        if permit.is_some() {
             slot.release();
         }
         let context =
@@ -430,10 +430,12 @@ impl EpochRun {
                     Err(_) => return Attempt::TimedOut(after),
                 },
             };
-            if result.is_ok() {
+            let is_success = result.is_ok();
+            let attempt = Attempt::of(result);
+            if is_success || matches!(attempt, Attempt::Returned(NextReconcile::Gone)) {
                 reconciling.succeeded();
             }
-            Attempt::of(result)
+            attempt
         });
         let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();

@@ -58,10 +58,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// continues within this time once the watch is back.
 pub(in crate::controller) const LONGEST_PAUSE: Duration = READ_DELAY;
 
-/// Pause of a request for whose read other reads have to end first.
-const QUEUED_PAUSE: Duration = Duration::from_millis(250);
-/// Maximum number of requests of a controller for which the server is read at once. None of them has
-/// a worker slot meanwhile: a server that does not answer delays no other request.
+/// Longest pause of a request for whose read other reads have to end first.
+const LONGEST_QUEUED_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum number of requests of a controller for which one type is read from the server at once. None
+/// of them has a worker slot meanwhile: a type that cannot be read delays no request for another one.
 const MOST_READS: usize = 10;
 
 task_local! {
@@ -70,11 +70,14 @@ task_local! {
 }
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::controller) struct UnconfirmedWrites {
     tracked: Mutex<TrackedWrites>,
-    reads: Arc<Semaphore>,
+    // Permits for reads of each type, which is named by its cluster, group and plural name.
+    reads: Mutex<BTreeMap<ReadType, Arc<Semaphore>>>,
 }
+
+type ReadType = (Option<RegistryId>, Arc<str>, Arc<str>);
 
 #[derive(Debug, Default)]
 struct TrackedWrites {
@@ -112,8 +115,9 @@ pub(in crate::controller) enum Comparison {
     Held,
     /// A cache does not hold one of them. The request waits.
     Behind(Behind),
-    /// The server has to be read first, while this permit is held.
-    Unread(OwnedSemaphorePermit),
+    /// A server has to be read first, while this permit is held. True if it is that of the
+    /// controller's cluster.
+    Unread(OwnedSemaphorePermit, bool),
 }
 
 /// The caches are behind a write, or the server could not be read. The request waits.
@@ -147,12 +151,6 @@ impl Behind {
             Unconfirmed::Behind { .. } | Unconfirmed::Queued => None,
             Unconfirmed::Unread { source, .. } => Some(source.retry_after()),
         }
-    }
-}
-
-impl Default for UnconfirmedWrites {
-    fn default() -> Self {
-        Self { tracked: Mutex::default(), reads: Arc::new(Semaphore::new(MOST_READS)) }
     }
 }
 
@@ -196,7 +194,16 @@ impl UnconfirmedWrites {
 
     /// Returns the number of requests for which the server is read.
     pub(in crate::controller) fn reading(&self) -> usize {
-        MOST_READS - self.reads.available_permits()
+        self.reads.lock().values().map(|permits| MOST_READS - permits.available_permits()).sum()
+    }
+
+    /// Takes a permit to read the type of a target from its server; `None` if none is left.
+    fn permit(&self, target: &Target) -> Option<OwnedSemaphorePermit> {
+        let Target { cluster, group, plural, .. } = target.clone();
+        let mut reads = self.reads.lock();
+        let new = || Arc::new(Semaphore::new(MOST_READS));
+        let permits = reads.entry((cluster, group, plural)).or_insert_with(new);
+        Arc::clone(permits).try_acquire_owned().ok()
     }
 
     /// Returns whether a later controller of the same name still needs these writes.
@@ -214,7 +221,9 @@ impl UnconfirmedWrites {
     pub(in crate::controller) fn expire(&self, statuses: &InputStatuses) {
         let mut state = self.state();
         state.open.retain(|_, writes| {
-            writes.unknown || writes.is_retained() || writes.first_missing(statuses).is_some()
+            writes.unknown
+                || writes.is_retained()
+                || writes.first_missing(statuses, |_, _| false).is_some()
         });
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
@@ -267,17 +276,24 @@ impl Reconciling {
     /// forgets those that all of them hold.
     pub(in crate::controller) fn compare(&mut self, statuses: &InputStatuses) -> Comparison {
         let Some(writes) = &mut self.writes else { return Comparison::Held };
-        let Some((target, lacking)) = writes.first_missing(statuses) else {
-            self.confirmed();
-            return Comparison::Held;
-        };
-        if let Some(why) = writes.not_due(&target, &lacking) {
-            return Comparison::Behind(writes.wait(why));
+        while let Some((target, lacking)) = writes.first_missing(statuses, Expectation::is_excused)
+        {
+            if let Some(why) = writes.not_due(&target, &lacking) {
+                return Comparison::Behind(writes.wait(why));
+            }
+            match (self.unconfirmed.permit(&target), &target.cluster) {
+                (Some(permit), cluster) => return Comparison::Unread(permit, cluster.is_none()),
+                (None, None) => {
+                    let Behind { why, after } = writes.wait(Unconfirmed::Queued);
+                    let after = after.min(LONGEST_QUEUED_PAUSE);
+                    return Comparison::Behind(Behind { why, after });
+                }
+                // Another cluster delays no work for the others.
+                (None, Some(cluster)) => writes.excuse(cluster, Duration::ZERO),
+            }
         }
-        match Arc::clone(&self.unconfirmed.reads).try_acquire_owned() {
-            Ok(permit) => Comparison::Unread(permit),
-            Err(_) => Comparison::Behind(Behind { why: Unconfirmed::Queued, after: QUEUED_PAUSE }),
-        }
+        self.confirmed();
+        Comparison::Held
     }
 
     /// Compares the caches of a run with the writes, reads the server for those that a cache lacks,
@@ -346,10 +362,14 @@ impl RequestWrites {
 
     /// Returns the first target that some caches lack, with these caches, and forgets those that all
     /// caches hold.
-    fn first_missing(&mut self, statuses: &InputStatuses) -> Option<(Target, Vec<Attached>)> {
+    fn first_missing(
+        &mut self,
+        statuses: &InputStatuses,
+        skips: impl Fn(&Expectation, &Target) -> bool,
+    ) -> Option<(Target, Vec<Attached>)> {
         let mut missing = None;
         self.targets.retain(|target, expected| {
-            if missing.is_some() || expected.is_excused(target) {
+            if missing.is_some() || skips(expected, target) {
                 return true;
             }
             let mut lacking = target.caches(statuses);
@@ -377,14 +397,31 @@ impl RequestWrites {
         statuses: &InputStatuses,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<(), Unconfirmed> {
-        while let Some((target, lacking)) = self.first_missing(statuses) {
-            let read = self.read(&target, &lacking, &client).await;
-            // Another cluster that does not answer delays no work for the others.
-            if !self.targets.get(&target).is_some_and(|expected| expected.is_excused(&target)) {
-                read?;
+        let mut unread = Vec::new();
+        loop {
+            let skips = |expected: &Expectation, target: &Target| {
+                let is_unread = |cluster| unread.contains(cluster);
+                expected.is_excused(target) || target.cluster.as_ref().is_some_and(is_unread)
+            };
+            let Some((target, lacking)) = self.first_missing(statuses, skips) else {
+                return Ok(());
+            };
+            match (self.read(&target, &lacking, &client).await, target.cluster) {
+                // Another cluster that does not answer delays no work for the others, and is read once.
+                (Err(Unconfirmed::Unread { source, .. }), Some(cluster)) => {
+                    self.excuse(&cluster, source.retry_after());
+                    unread.push(cluster);
+                }
+                (read, _) => read?,
             }
         }
-        Ok(())
+    }
+
+    /// Lets a reconcile begin without the writes to another cluster, which cannot be read.
+    fn excuse(&mut self, cluster: &RegistryId, retry_after: Duration) {
+        let of_cluster =
+            self.targets.iter_mut().filter(|(target, _)| target.cluster.as_ref() == Some(cluster));
+        of_cluster.for_each(|(_, expected)| expected.unread(retry_after));
     }
 
     /// Reads a target from the server for the caches that lack it. From then on, they have to hold
@@ -402,9 +439,6 @@ impl RequestWrites {
         for cache in lacking {
             let client = client(cache.foreign.as_ref());
             let missing = read::missing(target, cache, &client).await.map_err(|source| {
-                if let Some(expected) = self.targets.get_mut(target) {
-                    expected.unread(source.retry_after());
-                }
                 Unconfirmed::Unread { resource: cache.served.identity.clone(), source }
             })?;
             found.extend(missing.into_iter().map(|(key, state)| (key, cache.key.clone(), state)));
@@ -430,7 +464,8 @@ impl Drop for Reconciling {
     fn drop(&mut self) {
         let mut state = self.unconfirmed.state();
         state.active.remove(&self.request);
-        let Some(writes) = self.writes.take() else { return };
+        let Some(mut writes) = self.writes.take() else { return };
+        writes.since = Instant::now();
         let Some(newer) = state.open.get_mut(&self.request) else {
             state.expiry.get_or_insert_with(|| Instant::now() + RETENTION);
             state.open.insert(self.request.clone(), writes);

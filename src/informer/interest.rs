@@ -153,8 +153,8 @@ impl Interest {
         }
     }
 
-    /// Returns a hash that equal interests share. It reads two values of a requirement, which may
-    /// have thousands, and no bound of a number.
+    /// Returns a hash that equal interests share. It reads all values of a requirement: who chooses
+    /// them must not make interests collide.
     pub(super) fn hash(&self, state: &impl BuildHasher) -> u64 {
         let mut hasher = state.build_hasher();
         mem::discriminant(self).hash(&mut hasher);
@@ -177,7 +177,7 @@ impl Selection {
             mem::discriminant(expression).hash(hasher);
             match expression {
                 Expression::In(key, values) | Expression::NotIn(key, values) => {
-                    (key, values.len(), values.first(), values.last()).hash(hasher);
+                    (key, values).hash(hasher);
                 }
                 Expression::Equal(key, value) | Expression::NotEqual(key, value) => {
                     (key, value).hash(hasher);

@@ -211,6 +211,50 @@ async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_cluster_that_hangs_is_read_once_before_a_reconcile() {
+    let mut harness = Harness::new();
+    let (server, other) = harness.other_cluster().await;
+    harness.install("Widget");
+    server.install(crd("Part"), &["v1"]);
+    let (log, there) = (Arc::clone(&harness.log), other.clone());
+    let reconcile = move |request: Request, context: Context| {
+        let there = context.of_cluster(&there);
+        log.lock().unwrap().push(format!("{request} {}", there.after_unknown()));
+        async move {
+            let (client, resource) = (there.client().clone(), part_resource());
+            let parts = Api::<DynamicObject>::namespaced_with(client, "ns", &resource);
+            for number in 0..if there.after_unknown() { 0 } else { 4 } {
+                let part = DynamicObject::new(&format!("{}-{number}", request.name), &resource);
+                drop(parts.create(&PostParams::default(), &part).await);
+            }
+            Ok(Outcome::Done)
+        }
+    };
+    let controller = builder()
+        .for_type(widgets())
+        .watches_type(parts(), Handler::map(|_| Vec::new()))
+        .in_cluster(&other)
+        .build(&harness.cluster, reconcile);
+    controller.unwrap().add_to_running(&harness.manager).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    server.withhold("parts");
+    server.fault(Rule::new(Action::Hang).verb(Verb::List).resource("example.com", "parts"));
+    for _ in 0..4 {
+        server.mishap(Action::Lose);
+    }
+
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(harness.log().await, ["ns/a false"]);
+    harness.server.apply(widget("a", "b"));
+    sleep(Duration::from_secs(40)).await;
+
+    assert_eq!(harness.log().await, ["ns/a true"], "one read takes 30 s");
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn handler_reads_the_caches_of_another_cluster() {
     let mut harness = Harness::new();
     let (server, other) = harness.other_cluster().await;

@@ -127,7 +127,8 @@ impl<'a> KindRun<'a> {
         drop(before);
         // The receiver is dropped if the run has failed meanwhile.
         synced.and_then(|synced| synced.send(()).ok());
-        self.context.stopping().await;
+        // Reconciles that still run read from the cache of the other namespace.
+        self.context.released().await;
         drop(self.change(InputStatus::detach));
         SourceEnd::Stopped
     }
