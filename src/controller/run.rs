@@ -17,7 +17,7 @@ use std::{
 use foldhash::quality::RandomState;
 use tokio::{
     select,
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     task::{AbortHandle, Id, JoinError, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
@@ -40,7 +40,7 @@ use super::{
     queue::{Item, Queue, retry_gate::RetryGate},
     slots::WorkerSlots,
     spec::{Spec, resource_of},
-    unconfirmed::{Comparison, LONGEST_PAUSE, Reconciling},
+    unconfirmed::{Comparison, LONGEST_PAUSE, ReadPermit, Reconciling},
 };
 use crate::{
     duration, guard,
@@ -331,12 +331,9 @@ impl EpochRun {
         }
     }
 
-    /// Returns the writes of a request that is to be reconciled now, with a permit if they have to be
-    /// read first, and whether from the server of the controller's cluster. A request that is throttled, or whose caches are behind, returns to the queue.
-    fn begin(
-        &mut self,
-        item: &Item<Request>,
-    ) -> Option<(Reconciling, Option<OwnedSemaphorePermit>, bool)> {
+    /// Returns the writes of a request that is to be reconciled now, with a permit if a server has to
+    /// be read first. A request that is throttled, or whose caches are behind, returns to the queue.
+    fn begin(&mut self, item: &Item<Request>) -> Option<(Reconciling, Option<ReadPermit>)> {
         let now = Instant::now();
         if let Some(after) = self.throttled.left(&item.key, now) {
             // An event, perhaps of a write of its own, does not shorten the minimum wait.
@@ -347,7 +344,7 @@ impl EpochRun {
         match reconciling.compare(&self.statuses) {
             Comparison::Held => {
                 self.unread.forget(&item.key);
-                Some((reconciling, None, false))
+                Some((reconciling, None))
             }
             // No task is needed to wait for the caches.
             Comparison::Behind(behind) => {
@@ -355,22 +352,23 @@ impl EpochRun {
                 self.requeue_or_forget(item.clone(), NextReconcile::Wait(behind));
                 None
             }
-            Comparison::Unread(permit, is_own) => {
+            Comparison::Unread(permit) => {
                 let until_retry = self.unread.until_retry(&item.key, now);
-                if let Some(after) = until_retry.filter(|_| is_own) {
+                if let Some(after) = until_retry.filter(|_| permit.is_own) {
                     drop(reconciling);
                     // The caches may hold the write before the server is read.
                     self.wait(item, after.min(LONGEST_PAUSE));
                     return None;
                 }
-                Some((reconciling, Some(permit), is_own))
+                Some((reconciling, Some(permit)))
             }
         }
     }
 
     /// Starts the reconcile of a request in a slot. While the server is read for it, it has none.
     fn spawn(&mut self, item: Item<Request>) {
-        let Some((mut reconciling, permit, reads)) = self.begin(&item) else { return };
+        let Some((mut reconciling, permit)) = self.begin(&item) else { return };
+        let reads = permit.as_ref().is_some_and(|permit| permit.is_own);
         let slot = self.slots.take(&self.spec.series);
         if permit.is_some() {
             slot.release();

@@ -7,6 +7,7 @@
 
 mod expectation;
 mod read;
+mod reads;
 mod target;
 mod write_reply;
 
@@ -22,15 +23,13 @@ use std::{
 use foldhash::quality::RandomState;
 use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task_local,
-    time::Instant,
-};
+use tokio::{task_local, time::Instant};
 
+pub(in crate::controller) use self::reads::ReadPermit;
 use self::{
     expectation::{Expectation, READ_DELAY},
     read::ReadError,
+    reads::Reads,
     target::Target,
     write_reply::WriteReply,
 };
@@ -60,9 +59,6 @@ pub(in crate::controller) const LONGEST_PAUSE: Duration = READ_DELAY;
 
 /// Longest pause of a request for whose read other reads have to end first.
 const LONGEST_QUEUED_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of requests of a controller for which one type is read from the server at once. None
-/// of them has a worker slot meanwhile: a type that cannot be read delays no request for another one.
-const MOST_READS: usize = 10;
 
 task_local! {
     // Request whose reconcile, or a task spawned by it, runs in this task.
@@ -73,11 +69,8 @@ task_local! {
 #[derive(Debug, Default)]
 pub(in crate::controller) struct UnconfirmedWrites {
     tracked: Mutex<TrackedWrites>,
-    // Permits for reads of each type, which is named by its cluster, group and plural name.
-    reads: Mutex<BTreeMap<ReadType, Arc<Semaphore>>>,
+    reads: Reads,
 }
-
-type ReadType = (Option<RegistryId>, Arc<str>, Arc<str>);
 
 #[derive(Debug, Default)]
 struct TrackedWrites {
@@ -115,9 +108,8 @@ pub(in crate::controller) enum Comparison {
     Held,
     /// A cache does not hold one of them. The request waits.
     Behind(Behind),
-    /// A server has to be read first, while this permit is held. True if it is that of the
-    /// controller's cluster.
-    Unread(OwnedSemaphorePermit, bool),
+    /// A server has to be read first, while this permit is held.
+    Unread(ReadPermit),
 }
 
 /// The caches are behind a write, or the server could not be read. The request waits.
@@ -194,16 +186,7 @@ impl UnconfirmedWrites {
 
     /// Returns the number of requests for which the server is read.
     pub(in crate::controller) fn reading(&self) -> usize {
-        self.reads.lock().values().map(|permits| MOST_READS - permits.available_permits()).sum()
-    }
-
-    /// Takes a permit to read the type of a target from its server; `None` if none is left.
-    fn permit(&self, target: &Target) -> Option<OwnedSemaphorePermit> {
-        let Target { cluster, group, plural, .. } = target.clone();
-        let mut reads = self.reads.lock();
-        let new = || Arc::new(Semaphore::new(MOST_READS));
-        let permits = reads.entry((cluster, group, plural)).or_insert_with(new);
-        Arc::clone(permits).try_acquire_owned().ok()
+        self.reads.under_way()
     }
 
     /// Returns whether a later controller of the same name still needs these writes.
@@ -223,7 +206,7 @@ impl UnconfirmedWrites {
         state.open.retain(|_, writes| {
             writes.unknown
                 || writes.is_retained()
-                || writes.first_missing(statuses, |_, _| false).is_some()
+                || writes.first_missing(statuses, |_| false).is_some()
         });
         state.open.shrink_to_fit();
         state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
@@ -276,24 +259,20 @@ impl Reconciling {
     /// forgets those that all of them hold.
     pub(in crate::controller) fn compare(&mut self, statuses: &InputStatuses) -> Comparison {
         let Some(writes) = &mut self.writes else { return Comparison::Held };
-        while let Some((target, lacking)) = writes.first_missing(statuses, Expectation::is_excused)
-        {
-            if let Some(why) = writes.not_due(&target, &lacking) {
-                return Comparison::Behind(writes.wait(why));
-            }
-            match (self.unconfirmed.permit(&target), &target.cluster) {
-                (Some(permit), cluster) => return Comparison::Unread(permit, cluster.is_none()),
-                (None, None) => {
-                    let Behind { why, after } = writes.wait(Unconfirmed::Queued);
-                    let after = after.min(LONGEST_QUEUED_PAUSE);
-                    return Comparison::Behind(Behind { why, after });
-                }
-                // Another cluster delays no work for the others.
-                (None, Some(cluster)) => writes.excuse(cluster, Duration::ZERO),
-            }
+        let reads = &self.unconfirmed.reads;
+        let missing = writes.first_missing(statuses, |target| reads.excuses(target));
+        let Some((target, lacking)) = missing else {
+            self.confirmed();
+            return Comparison::Held;
+        };
+        if let Some(why) = writes.not_due(&target, &lacking) {
+            return Comparison::Behind(writes.wait(why));
         }
-        self.confirmed();
-        Comparison::Held
+        if let Some(permit) = reads.permit(&target) {
+            return Comparison::Unread(permit);
+        }
+        let Behind { why, after } = writes.wait(Unconfirmed::Queued);
+        Comparison::Behind(Behind { why, after: after.min(LONGEST_QUEUED_PAUSE) })
     }
 
     /// Compares the caches of a run with the writes, reads the server for those that a cache lacks,
@@ -312,7 +291,7 @@ impl Reconciling {
         client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<(), Behind> {
         let Some(writes) = &mut self.writes else { return Ok(()) };
-        let confirmed = writes.confirm(statuses, client).await;
+        let confirmed = writes.confirm(statuses, &self.unconfirmed.reads, client).await;
         confirmed.map_err(|why| writes.wait(why))?;
         self.confirmed();
         Ok(())
@@ -365,11 +344,11 @@ impl RequestWrites {
     fn first_missing(
         &mut self,
         statuses: &InputStatuses,
-        skips: impl Fn(&Expectation, &Target) -> bool,
+        skips: impl Fn(&Target) -> bool,
     ) -> Option<(Target, Vec<Attached>)> {
         let mut missing = None;
         self.targets.retain(|target, expected| {
-            if missing.is_some() || skips(expected, target) {
+            if missing.is_some() || skips(target) {
                 return true;
             }
             let mut lacking = target.caches(statuses);
@@ -395,13 +374,14 @@ impl RequestWrites {
     async fn confirm(
         &mut self,
         statuses: &InputStatuses,
+        reads: &Reads,
         client: impl Fn(Option<&ForeignCluster>) -> Client,
     ) -> Result<(), Unconfirmed> {
         let mut unread = Vec::new();
         loop {
-            let skips = |expected: &Expectation, target: &Target| {
+            let skips = |target: &Target| {
                 let is_unread = |cluster| unread.contains(cluster);
-                expected.is_excused(target) || target.cluster.as_ref().is_some_and(is_unread)
+                reads.excuses(target) || target.cluster.as_ref().is_some_and(is_unread)
             };
             let Some((target, lacking)) = self.first_missing(statuses, skips) else {
                 return Ok(());
@@ -409,19 +389,13 @@ impl RequestWrites {
             match (self.read(&target, &lacking, &client).await, target.cluster) {
                 // Another cluster that does not answer delays no work for the others, and is read once.
                 (Err(Unconfirmed::Unread { source, .. }), Some(cluster)) => {
-                    self.excuse(&cluster, source.retry_after());
+                    reads.failed(&cluster, source.retry_after());
                     unread.push(cluster);
                 }
+                (Ok(()), Some(cluster)) => reads.answered(&cluster),
                 (read, _) => read?,
             }
         }
-    }
-
-    /// Lets a reconcile begin without the writes to another cluster, which cannot be read.
-    fn excuse(&mut self, cluster: &RegistryId, retry_after: Duration) {
-        let of_cluster =
-            self.targets.iter_mut().filter(|(target, _)| target.cluster.as_ref() == Some(cluster));
-        of_cluster.for_each(|(_, expected)| expected.unread(retry_after));
     }
 
     /// Reads a target from the server for the caches that lack it. From then on, they have to hold

@@ -185,12 +185,10 @@ impl ManagerTask {
                 self.update(id, |entry, parts| entry.on_reported(epoch, report, parts));
             }
             ManagerEvent::Returned(id, epoch, end) => {
-                self.end_lost_term(id);
-                self.update(id, |entry, parts| entry.on_returned(epoch, end, parts));
+                self.update_at_end(id, |entry, parts| entry.on_returned(epoch, end, parts));
             }
             ManagerEvent::Ended(id, end) => {
-                self.end_lost_term(id);
-                self.update(id, |entry, parts| entry.on_ended(end, parts));
+                self.update_at_end(id, |entry, parts| entry.on_ended(end, parts));
             }
             ManagerEvent::Prepared(prepared) => {
                 self.update(prepared.0, |entry, parts| entry.on_prepared(prepared, parts));
@@ -339,12 +337,14 @@ impl ManagerTask {
         }
     }
 
-    /// Ends the term that a run has lost. The election ends it on a thread of its own, and the run
-    /// may see that before this task: nothing may start in that term.
-    fn end_lost_term(&mut self, id: Id) {
+    /// Lets an entry act on the end of its run. Ends the term first that the run has lost: the election
+    /// ends it on a thread of its own, and the run may see that before this task. Nothing may start in
+    /// that term.
+    fn update_at_end(&mut self, id: Id, act: impl FnOnce(&mut RunnableEntry, &mut Parts)) {
         if self.entries.get(&id).is_some_and(RunnableEntry::has_lost_lease) {
             self.set_term(None);
         }
+        self.update(id, act);
     }
 
     fn set_term(&mut self, next: Option<Arc<Term>>) {

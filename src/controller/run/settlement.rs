@@ -18,7 +18,7 @@ use crate::{
     manager::BoxError,
 };
 
-/// Retries of requests that the API server throttled: ten by their own back-offs, then at most one
+/// Retries of requests that the API server throttled, or could not be read for: ten by their own back-offs, then at most one
 /// a second for each controller. No probes, since other clients keep the server informed.
 const THROTTLED: Pace =
     Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };

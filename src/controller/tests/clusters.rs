@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     controller::ReconcileError,
-    informer::InformerKey,
+    informer::{InformerKey, Object},
     manager::{Readiness, type_served},
     testing::{Action, Reply, Rule, Verb},
 };
@@ -57,6 +57,15 @@ impl Harness {
         let (other, runnable) = Cluster::new(server.client(), ClusterOptions::default());
         runnable.add_to_running(&self.manager, "other").await.unwrap();
         (server, other)
+    }
+
+    /// Runs a controller of widgets with the parts of another cluster as an input.
+    async fn run_with_parts_of(&self, other: &Cluster, reconciler: impl Reconciler) {
+        let builder = builder().for_type(widgets());
+        let builder = builder.watches_type(parts(), Handler::map(|_| Vec::new()));
+        let controller = builder.in_cluster(other).build(&self.cluster, reconciler);
+        controller.unwrap().add_to_running(&self.manager).await.unwrap();
+        self.state(ControllerState::Running).await;
     }
 }
 
@@ -175,13 +184,7 @@ async fn other_cluster_that_cannot_be_read_after_a_write_blocks_no_reconcile() {
             Ok(Outcome::Done)
         }
     };
-    let controller = builder()
-        .for_type(widgets())
-        .watches_type(parts(), Handler::map(|_| Vec::new()))
-        .in_cluster(&other)
-        .build(&harness.cluster, reconcile);
-    controller.unwrap().add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
+    harness.run_with_parts_of(&other, reconcile).await;
     let silence = server.withhold("parts");
     let down = Reply::status(503, "ServiceUnavailable", "it is down");
     let down = Rule::new(Action::Instead(down)).verb(Verb::List).resource("example.com", "parts");
@@ -230,13 +233,7 @@ async fn other_cluster_that_hangs_is_read_once_before_a_reconcile() {
             Ok(Outcome::Done)
         }
     };
-    let controller = builder()
-        .for_type(widgets())
-        .watches_type(parts(), Handler::map(|_| Vec::new()))
-        .in_cluster(&other)
-        .build(&harness.cluster, reconcile);
-    controller.unwrap().add_to_running(&harness.manager).await.unwrap();
-    harness.state(ControllerState::Running).await;
+    harness.run_with_parts_of(&other, reconcile).await;
     server.withhold("parts");
     server.fault(Rule::new(Action::Hang).verb(Verb::List).resource("example.com", "parts"));
     for _ in 0..4 {
@@ -250,6 +247,48 @@ async fn other_cluster_that_hangs_is_read_once_before_a_reconcile() {
     sleep(Duration::from_secs(40)).await;
 
     assert_eq!(harness.log().await, ["ns/a true"], "one read takes 30 s");
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_cluster_that_answers_slowly_is_read_for_every_request() {
+    let mut harness = Harness::new();
+    let (server, other) = harness.other_cluster().await;
+    harness.install("Widget");
+    server.install(crd("Part"), &["v1"]);
+    let (log, there) = (Arc::clone(&harness.log), other.clone());
+    let reconcile = move |request: Request, context: Context| {
+        let there = context.of_cluster(&there);
+        let cached = there.store(&parts()).unwrap().all();
+        let is_own = |part: &&Object| part.key().name.starts_with(&*request.name);
+        let have = cached.iter().filter(is_own).count();
+        log.lock().unwrap().push(format!("{request} {have}"));
+        async move {
+            if have == 0 {
+                make(there.client().clone(), request.name.to_string()).await?;
+            }
+            Ok(Outcome::Done)
+        }
+    };
+    harness.run_with_parts_of(&other, reconcile).await;
+    let silence = server.withhold("parts");
+    let slow = Action::Delay(Duration::from_secs(3));
+    server.fault(Rule::new(slow).verb(Verb::List).resource("example.com", "parts"));
+    for number in 0..15 {
+        server.mishap(Action::Lose);
+        let name = format!("w{number:02}");
+        harness.server.apply(widget(&name, &name));
+    }
+
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!((harness.log().await.len(), server.creations()), (15, 15));
+    server.release("parts", silence);
+    sleep(Duration::from_secs(60)).await;
+
+    let log = harness.log().await;
+    assert!(log.len() >= 15 && log.iter().all(|note| note.ends_with(" 1")), "{log:?}");
+    assert_eq!(server.creations(), 15);
     harness.stop.cancel();
     harness.tasks.join_next().await.unwrap().unwrap();
 }

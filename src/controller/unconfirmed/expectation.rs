@@ -18,8 +18,6 @@ pub(super) const READ_DELAY: Duration = Duration::from_secs(5);
 /// Least time between two reads for a cache of opaque versions, 1 s: it never holds a version after
 /// which another one has come.
 const OPAQUE_READ_DELAY: Duration = Duration::from_secs(1);
-/// Least time after a read of another cluster that has failed, 1 s.
-const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Longest time between two reads, a minute. A cache may never reach what was read: an opaque
 /// version may pass unseen, and a restored server has older versions.
 const LONGEST_READ_DELAY: Duration = Duration::from_secs(60);
@@ -32,8 +30,6 @@ pub(super) struct Expectation {
     since: Instant,
     // Time from which the server is read.
     due: Instant,
-    // Time of the next read if the last one has failed.
-    unread_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -65,10 +61,10 @@ impl Expectation {
     pub(super) fn new(state: Option<ObjectState>) -> Self {
         let since = Instant::now();
         match state {
-            None => Self { expected: Expected::Unknown, since, due: since, unread_until: None },
+            None => Self { expected: Expected::Unknown, since, due: since },
             Some(state) => {
                 let due = since + READ_DELAY;
-                Self { expected: Expected::Written(state), since, due, unread_until: None }
+                Self { expected: Expected::Written(state), since, due }
             }
         }
     }
@@ -80,19 +76,7 @@ impl Expectation {
         let least = if lacking.iter().any(is_opaque) { OPAQUE_READ_DELAY } else { READ_DELAY };
         let wait = self.since.elapsed().clamp(least, LONGEST_READ_DELAY);
         let expected = Expected::Read(HashMap::new());
-        Self { expected, since: self.since, due: Instant::now() + wait, unread_until: None }
-    }
-
-    /// Records that a read of the server has failed.
-    pub(super) fn unread(&mut self, retry_after: Duration) {
-        let wait = self.since.elapsed().clamp(FIRST_RETRY_DELAY, LONGEST_READ_DELAY);
-        self.unread_until = Some(Instant::now() + wait.max(retry_after));
-    }
-
-    /// Returns whether a target delays no reconcile, although a cache may lack it: its cluster, which
-    /// is not that of the controller, did not answer the last read.
-    pub(super) fn is_excused(&self, target: &Target) -> bool {
-        target.cluster.is_some() && self.unread_until.is_some_and(|until| until > Instant::now())
+        Self { expected, since: self.since, due: Instant::now() + wait }
     }
 
     /// Adds what a read has found for a cache.

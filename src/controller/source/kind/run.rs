@@ -32,7 +32,7 @@ use crate::{
     manager::WatchState,
 };
 
-/// Delivery of changes during one start of a source.
+/// Run of a source, from its first start to its end.
 pub(super) struct KindRun<'a> {
     source: &'a KindSource,
     context: SourceContext,
@@ -57,7 +57,7 @@ impl<'a> KindRun<'a> {
         Self { source, context, delivers: false, requests: Vec::new() }
     }
 
-    /// Runs to the end of the source. Starts again when its interests are outdated, which no later
+    /// Runs to the end of the source. Starts again when its interests are outdated: only the first
     /// sync is waited for.
     pub(super) async fn run(mut self, synced: oneshot::Sender<()>) -> SourceEnd {
         let mut synced = Some(synced);
@@ -217,7 +217,7 @@ impl<'a> KindRun<'a> {
         &mut self,
         subscription: &mut Subscription,
         attached: Attached,
-        synced: Option<oneshot::Sender<()>>,
+        mut synced: Option<oneshot::Sender<()>>,
     ) -> Option<EndReason> {
         let mut progress = subscription.progress();
         let mut fill_failure = subscription.fill_failure();
@@ -232,7 +232,7 @@ impl<'a> KindRun<'a> {
         // Attached once the first list is complete: a reconcile must not mistake a part of the
         // objects for all of them. No change is delivered before the input can be read.
         let mut attached = Some(attached);
-        let (mut synced, mut is_drained) = (synced, false);
+        let mut is_drained = false;
         let mut outdated = pin!(self.source.outdated(subscription.interests().clone()));
         let now = progress.borrow_and_update().clone();
         self.report(&now, false);
@@ -395,9 +395,10 @@ impl<'a> KindRun<'a> {
             let was_delivered = self.statuses().is_listed(self.context.input);
             let changes = if was_delivered { last_changes(&held) } else { Vec::new() };
             let is_scanned = !subscription.interests().deliver.is_empty();
-            let created = match was_delivered && !is_scanned {
-                true => created(&changes, subscription),
-                false => Vec::new(),
+            let created = if was_delivered && !is_scanned {
+                created(&changes, subscription)
+            } else {
+                Vec::new()
             };
             let replaced = changes.into_iter().filter_map(|change| replaced(change, subscription));
             for change in replaced.chain(created) {
