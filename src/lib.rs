@@ -86,7 +86,7 @@
 //!    metadata entry (`src/informer/retention.rs::keeps`), or removes it
 //!    (`src/informer/shared_informer.rs::remove`). It routes the change to the subscribers that it
 //!    concerns, with their interests (`src/informer/shared_informer.rs::deliver`, by the index of
-//!    `src/informer/interest.rs::visit`). The mailbox of a subscriber merges the unseen changes of
+//!    `src/informer/interest/index.rs::visit`). The mailbox of a subscriber merges the unseen changes of
 //!    one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change with the names of its interests, such as
 //!    parents (`src/informer/change.rs::into_delta`). It delivers the change

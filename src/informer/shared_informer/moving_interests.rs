@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn cost_of_a_change_does_not_depend_on_the_parents_of_an_interest() {
+    fn cost_of_a_change_is_the_same_for_any_parents_of_an_interest() {
         assert_eq!([1, 10_000].map(shared_comparisons), [1, 1]);
     }
 

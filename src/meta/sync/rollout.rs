@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     SyncError,
@@ -59,13 +60,7 @@ impl<'a> Revisions<'a> {
         let rolling = RollingChildren::new(self.sync, rules);
         let latest = rolling.wanted(response);
         let ended: Vec<_> = {
-            // Children are decoded one at a time.
-            let _permit = self
-                .sync
-                .apply
-                .budget
-                .decode_permit(rolling.largest(&response.children.desired))
-                .await;
+            let _permit = rolling.decode_permit(response).await;
             let is_sync = calls.hook.kind == HookKind::Sync;
             let older = self.older.iter();
             older.map(|older| is_sync && rolling.has_ended(&older.revision, &latest)).collect()
@@ -91,13 +86,7 @@ impl<'a> Revisions<'a> {
         let older: Vec<_> =
             older_responses.iter().map(|older| rolling.wanted_by(older.as_deref())).collect();
         let planned = {
-            // Children are decoded one at a time.
-            let _permit = self
-                .sync
-                .apply
-                .budget
-                .decode_permit(rolling.largest(&response.children.desired))
-                .await;
+            let _permit = rolling.decode_permit(response).await;
             rolling.plan(&self, response, &latest, &older)
         };
         let condition = UpdatedCondition::new(&planned.progress, &self.latest.key.name);
@@ -228,11 +217,12 @@ impl<'a> RollingChildren<'a> {
         desired.chain(held).filter_map(|(id, desired)| Some((id?, desired))).collect()
     }
 
-    /// Returns the bytes of the largest child, observed and desired.
-    fn largest(&self, desired: &[DesiredChild]) -> usize {
+    /// Waits for the permit to decode children, observed and desired, one at a time.
+    async fn decode_permit(&self, response: &CheckedResponse) -> Option<OwnedSemaphorePermit> {
         let observed = self.rules.observed.iter().map(|child| child.object.json_len());
-        let desired = desired.iter().map(|desired| desired.json.len());
-        observed.max().unwrap_or_default() + desired.max().unwrap_or_default()
+        let desired = response.children.desired.iter().map(|desired| desired.json.len());
+        let largest = observed.max().unwrap_or_default() + desired.max().unwrap_or_default();
+        self.sync.apply.budget.decode_permit(largest).await
     }
 
     fn mode_of(&self, type_: &GroupKind) -> ChildTypeMode {
