@@ -184,3 +184,20 @@ impl Interests {
         Self { deliver: vec![Interest::Everything], whole: vec![Interest::Everything] }
     }
 }
+
+impl InterestIndex<InterestHolder> {
+    /// Returns the moving interests of a subscriber in an object; `None` if no interest of the
+    /// subscriber concerns it.
+    pub(super) fn concerned(&self, id: SubscriberId, object: &Header) -> Option<NamedInterests> {
+        let mut found = None;
+        self.visit(object, |holder| {
+            if holder.subscriber == id {
+                found.get_or_insert_with(Vec::new).extend(holder.named.clone());
+            }
+        });
+        if let Some(interests) = &mut found {
+            dedup(interests);
+        }
+        found
+    }
+}

@@ -4,7 +4,7 @@ use std::{collections::HashMap, hash::Hash, slice, sync::Arc};
 
 use foldhash::quality::RandomState;
 
-use super::{Interest, InterestHolder, NamedInterests, Selection, SubscriberId, dedup};
+use super::{Interest, Selection};
 use crate::{
     informer::{Header, ObjectKey},
     kind::GroupKind,
@@ -249,27 +249,6 @@ impl<T: Clone + PartialEq> InterestIndex<T> {
         let Some(by_value) = self.labelled.get(key) else { return 0 };
         let routed = |value: &&str| by_value.get(&*place(value, namespace)).map_or(0, Vec::len);
         values.iter().map(routed).sum()
-    }
-}
-
-impl InterestIndex<InterestHolder> {
-    /// Returns the moving interests of a subscriber in an object; `None` if no interest of the
-    /// subscriber concerns it.
-    pub(in crate::informer) fn concerned(
-        &self,
-        id: SubscriberId,
-        object: &Header,
-    ) -> Option<NamedInterests> {
-        let mut found = None;
-        self.visit(object, |holder| {
-            if holder.subscriber == id {
-                found.get_or_insert_with(Vec::new).extend(holder.named.clone());
-            }
-        });
-        if let Some(interests) = &mut found {
-            dedup(interests);
-        }
-        found
     }
 }
 
