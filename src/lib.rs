@@ -48,6 +48,7 @@
 //! | [`kind`] | names of types, and the identity of a served type | |
 //! | [`duration`] | durations in Go's notation | |
 //! | [`redaction`] | errors that leave the process, without secrets | |
+//! | [`summary`] | state of any object, by its status | |
 //! | [`discovery`] | the types that the cluster serves | |
 //! | [`manager`] | conditions, epochs and fences of runnables | |
 //! | [`informer`] | shared, stoppable caches | |
@@ -65,7 +66,7 @@
 //! in the order of the flow. A room starts at the file of its name, and imports only rooms before
 //! it; [`meta`] also imports [`transport`]. [`transport`] and [`testing`] are
 //! crates of their own, in `crates/`. Every room may import the small modules: [`kind`],
-//! [`duration`], [`redaction`], `src/guard.rs` (panics
+//! [`duration`], [`redaction`], [`summary`], `src/guard.rs` (panics
 //! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists),
 //! `src/resume_version.rs` (positions of watches) and `src/owner_gauge.rs` (gauges of tasks and
 //! timers per owner). `tests/architecture.rs` checks the imports. The binary (`src/main.rs`,
@@ -381,6 +382,7 @@ pub mod kind;
 
 pub mod duration;
 pub mod redaction;
+pub mod summary;
 
 mod guard;
 mod list_page;

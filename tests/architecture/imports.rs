@@ -9,10 +9,11 @@ use std::{
 use super::{cycles::Crate, names};
 
 /// Each room of `src`, with the rooms and crates that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 18] = [
+const ROOMS: [(&str, &[&str]); 19] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
+    ("summary", &[]),
     ("guard", &[]),
     ("owner_gauge", &[]),
     ("token_bucket", &[]),
@@ -47,10 +48,11 @@ const ROOMS: [(&str, &[&str]); 18] = [
 const CRATES: [&str; 2] = ["testing", "transport"];
 
 /// Rooms that every room may import.
-const SMALL: [&str; 8] = [
+const SMALL: [&str; 9] = [
     "kind",
     "duration",
     "redaction",
+    "summary",
     "guard",
     "owner_gauge",
     "token_bucket",
