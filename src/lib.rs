@@ -130,7 +130,7 @@
 //!       creates and updates, each by type. Up to eight of one type overlap
 //!       (`src/meta/apply/order.rs::admits`);
 //!    9. each child is compared directly before its write (`src/meta/apply.rs::run`), unless it was
-//!       equal before (`src/meta/parent/equal_children.rs::contains`): by a three-way merge
+//!       equal before (`src/meta/children.rs::was_equal`): by a three-way merge
 //!       (`src/meta/children.rs::step`, `src/meta/children/merge.rs`) or for server-side apply
 //!       (`src/meta/children/server_side.rs`). The requests are in `src/meta/resource.rs`. The
 //!       first write releases the worker slot of the reconcile.
