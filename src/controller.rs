@@ -45,7 +45,6 @@
 //! ```
 
 mod builder;
-mod carried_over;
 mod cluster;
 mod context;
 mod debug;
@@ -94,7 +93,7 @@ pub use predicate::Predicate;
 pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{
     Add, Backoff, FastSlow, Item, LOW_PRIORITY, Limit, MaxOf, Queue, QueueOptions, QueueRow,
-    QueueRowState, RateLimiter, RemainingItem, TokenBucketLimiter,
+    QueueRowState, RateLimiter, TokenBucketLimiter,
 };
 pub use reconciler::{Outcome, ReconcileError, Reconciler, RetryChoice, StdReconcileError};
 pub use request::{KeyError, KeyReconciler, Request, for_key, for_keys_of};

@@ -138,7 +138,7 @@
 //!       each by type. A recreate deletes; the next sync creates. Up to eight of one type overlap,
 //!       and one after a failure until a write succeeds (`src/meta/apply/order.rs::admits`);
 //!    9. each child is compared when its turn comes (`src/meta/apply.rs::run`), unless it was
-//!       equal before (`src/meta/parent/equal_children.rs::contains`): by a three-way merge
+//!       equal before (`src/meta/children.rs::was_equal`): by a three-way merge
 //!       (`src/meta/children.rs::step`, `src/meta/children/merge.rs`) or for server-side apply
 //!       (`src/meta/children/server_side.rs`). A difference is written within the write limit of
 //!       the child (`src/meta/apply.rs::update`); the requests are in `src/meta/resource.rs`. The

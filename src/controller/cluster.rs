@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
-    ControllerDefaults, carried_over::CarriedOverByName, foreign_cluster::ForeignCluster,
-    metrics::ControllerMetrics, type_changes,
+    ControllerDefaults, foreign_cluster::ForeignCluster, metrics::ControllerMetrics, type_changes,
+    unconfirmed::UnconfirmedByName,
 };
 use crate::{
     discovery::{Discovery, DiscoveryMode, DiscoveryOptions, TypeRegistry},
@@ -61,7 +61,7 @@ pub struct Cluster {
     pub namespace: Option<Arc<str>>,
     /// Metrics of the cluster's controllers, to be registered once.
     pub metrics: ControllerMetrics,
-    pub(super) carried_over: CarriedOverByName,
+    pub(super) unconfirmed: UnconfirmedByName,
     pub(super) defaults: Arc<ControllerDefaults>,
 }
 
@@ -239,9 +239,10 @@ impl Cluster {
         informers: InformerSet,
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
-        let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
+        let metrics = ControllerMetrics::default();
+        let unconfirmed = UnconfirmedByName::default();
         let defaults = Arc::default();
-        let cluster = Self { client, types, informers, namespace, metrics, carried_over, defaults };
+        let cluster = Self { client, types, informers, namespace, metrics, unconfirmed, defaults };
         let runnable = ClusterRunnable {
             cluster: cluster.clone(),
             work,

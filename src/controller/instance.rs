@@ -306,7 +306,7 @@ impl Builder {
             recovers_panics: self.recover_panic.or(defaults.recover_panic).unwrap_or(true),
             conditions: self.conditions,
             series: cluster.metrics.series(&name),
-            carried_over: cluster.carried_over.of(&name),
+            unconfirmed: cluster.unconfirmed.of(&name),
             is_running: AtomicBool::new(false),
             running_queue: parking_lot::Mutex::default(),
             running: Mutex::default(),

@@ -48,7 +48,7 @@ use self::{
     limit::OwnLimiter,
 };
 pub use self::{
-    item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState, RemainingItem},
+    item::{Add, Item, LOW_PRIORITY, QueueRow, QueueRowState},
     limit::{Backoff, FastSlow, Limit, MaxOf, QueueOptions, RateLimiter, TokenBucketLimiter},
 };
 use super::metrics::{QueueMetrics, QueueWork, WorkProbe};
@@ -178,15 +178,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.announce(state, (timer, false));
     }
 
-    /// Adds a key that another queue had left.
-    pub fn restore(&self, delayed: RemainingItem<K>) {
-        let hash = self.shared.hashed(&delayed.key).hash;
-        let now = Instant::now();
-        let mut state = self.shared.lock();
-        let added = state.core.restore(hash, delayed, now);
-        self.shared.announce(state, added);
-    }
-
     /// Waits for the next key that no worker processes; `None` once the queue is closed, or
     /// drained.
     ///
@@ -288,15 +279,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         WeakQueue(Arc::downgrade(&self.shared))
     }
 
-    /// Closes the queue for adds and gets; returns the keys left: the ready ones, then the delayed
-    /// ones by their time.
-    pub fn close(&self) -> Vec<RemainingItem<K>> {
-        let now = Instant::now();
+    /// Closes the queue for adds and gets, and drops its keys.
+    pub fn close(&self) {
         let mut state = self.shared.lock();
-        let left = state.core.close(now);
+        state.core.close();
         state.delays.clear();
         self.shared.announce_finished(state);
-        left
     }
 
     /// Closes the queue for adds and drops the delayed keys; resolves when all ready keys have

@@ -145,11 +145,8 @@ impl EpochRun {
         spec.series.watch_work(queue.probe());
         *spec.running_queue.lock() = queue.downgrade();
         spec.series.max_concurrent.set(i64::try_from(spec.workers.workers()).unwrap_or(i64::MAX));
-        for delayed in spec.carried_over.take(&spec.primaries) {
-            queue.restore(delayed);
-        }
         // Requests with a write of unknown outcome are reconciled even without a change.
-        for request in spec.carried_over.unconfirmed.requests() {
+        for request in spec.unconfirmed.requests() {
             queue.add(request);
         }
         let inputs = spec.inputs.iter().enumerate().map(|(number, input)| {
@@ -161,7 +158,7 @@ impl EpochRun {
         let (statuses, settled) = InputStatuses::new(epoch.clone(), types, inputs.collect());
         spec.series.watch_inputs(Arc::downgrade(&statuses));
         let cancel = epoch.token().child_token();
-        let writes = Some(Arc::clone(&spec.carried_over.unconfirmed));
+        let writes = Some(Arc::clone(&spec.unconfirmed));
         let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let named = Some(Arc::clone(&spec.named));
         let (inside, client, own) = (epoch.clone(), spec.client.clone(), cancel.clone());
@@ -307,7 +304,7 @@ impl EpochRun {
         let epoch = self.epoch.clone();
         let mut stopping = std::pin::pin!(epoch.stopping());
         loop {
-            let unconfirmed = &self.spec.carried_over.unconfirmed;
+            let unconfirmed = &self.spec.unconfirmed;
             let capacity = self.slots.assign(self.workers.len(), unconfirmed.reading());
             let due = self.failures.due();
             let expiry = unconfirmed.expiry();
@@ -323,7 +320,7 @@ impl EpochRun {
                     self.failures.report_streak();
                 }
                 () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
-                    self.spec.carried_over.unconfirmed.expire(&self.statuses);
+                    self.spec.unconfirmed.expire(&self.statuses);
                 }
                 () = self.slots.freed() => {}
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
@@ -340,7 +337,7 @@ impl EpochRun {
             self.wait(item, after);
             return None;
         }
-        let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
+        let mut reconciling = self.spec.unconfirmed.begin(&item.key);
         match reconciling.compare(&self.statuses) {
             Comparison::Held => {
                 self.unread.forget(&item.key);

@@ -12,7 +12,6 @@ use tracing::warn;
 
 use super::{
     Context, Outcome, ReconcileError, Reconciler, Request,
-    carried_over::CarriedOver,
     context::WeakContext,
     inputs::{
         input::{Input, InputConditions, InputSource},
@@ -21,6 +20,7 @@ use super::{
     metrics::Series,
     queue::{NewLimiter, QueueOptions, WeakQueue},
     slots::WorkerBound,
+    unconfirmed::UnconfirmedWrites,
 };
 use crate::{
     guard::{self, GuardedDrop},
@@ -55,7 +55,8 @@ pub(super) struct Spec {
     /// True if a panic of a reconcile is an error of its request; false if it ends the run.
     pub(super) recovers_panics: bool,
     pub(super) series: Arc<Series>,
-    pub(super) carried_over: Arc<CarriedOver>,
+    /// Unconfirmed writes of all epochs.
+    pub(super) unconfirmed: Arc<UnconfirmedWrites>,
     /// True while a run lasts. A controller has one run at a time.
     pub(super) is_running: AtomicBool,
     /// Queue of the run, while one lasts.

@@ -5,6 +5,7 @@
 //! response, and otherwise after some seconds, since the state that a cache has to reach may be
 //! another one by then. No reconcile sees what was read.
 
+mod by_name;
 mod expectation;
 mod read;
 mod reads;
@@ -25,7 +26,7 @@ use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
-pub(in crate::controller) use self::reads::ReadPermit;
+pub(in crate::controller) use self::{by_name::UnconfirmedByName, reads::ReadPermit};
 use self::{
     expectation::{Expectation, READ_DELAY},
     read::ReadError,

@@ -43,11 +43,16 @@ use crate::{
     controller::Context,
     kind::VersionOrder,
     meta::{
-        children::{ChildContext, DesiredChild, PlannedChild, Write, WriteStep},
+        children::{ChildContext, DesiredChild, Write, WriteStep},
         definition::apply_strategy::{ApplyRule, ApplyStrategy},
         hooks::budget::{ControllerBudget, Reservation},
         options::MetaOptions,
-        parent::{Parent, equal_children::ChildDigest, failures::Failures, sync_error::SyncError},
+        parent::{
+            Parent,
+            failures::Failures,
+            sync_error::SyncError,
+            sync_record::{ChildDigest, ChildDigests},
+        },
         parents::Parents,
         resource::{
             Resource, StoredObject, is_already_there, is_conflict, is_gone, is_other_object,
@@ -96,19 +101,12 @@ pub(crate) struct ApplyResult {
     pub(crate) confirmed: bool,
 }
 
-/// Digests of a child: of its desired state, and of that with the observed object.
-#[derive(Clone, Copy, Debug, Default)]
-struct PlannedDigests {
-    desired: Option<ChildDigest>,
-    observed: Option<ChildDigest>,
-}
-
 /// Child that is written.
 struct WrittenChild<'a> {
     rules: &'a ChildContext<'a>,
     // Kind and key of the child.
     what: String,
-    digests: PlannedDigests,
+    digests: ChildDigests,
     context: &'a Context,
     halted: &'a AtomicBool,
 }
@@ -158,15 +156,10 @@ impl Apply {
 impl<'a> Execution<'a> {
     async fn run(&mut self, desired: Vec<DesiredChild>) {
         let (rules, apply) = (self.rules, self.apply);
-        let known = rules.parent.state.take_equal();
         for planned in rules.plan(desired) {
             let is_halted = self.is_halted();
-            let strategy = self.apply.rule.strategy;
-            let digests = PlannedDigests::of(&self.apply.rule, rules, &planned);
-            let is_dynamic = strategy == ApplyStrategy::DynamicApply;
-            if digests.observed.is_some_and(|digest| known.contains(digest))
-                || (is_dynamic && rules.is_as_written(&planned, &known))
-            {
+            let digests = rules.digests(&planned, &apply.rule);
+            if rules.was_equal(&planned, digests) {
                 self.results.equal.extend(digests.observed);
                 continue;
             }
@@ -175,12 +168,11 @@ impl<'a> Execution<'a> {
                 continue;
             }
             let stage = Stage::of(&planned, rules.groups);
-            let desired = planned.desired().filter(|_| is_dynamic).cloned();
             let permit = self.beside_writes(apply.budget.decode_permit(planned.size())).await;
             if self.is_halted() {
                 continue;
             }
-            let step = match strategy {
+            let step = match apply.rule.strategy {
                 ApplyStrategy::DynamicApply => rules.step(planned),
                 ApplyStrategy::ServerSideApply => rules.apply_step(planned),
             };
@@ -188,8 +180,7 @@ impl<'a> Execution<'a> {
             match step {
                 Ok(None) => self.results.equal.extend(digests.observed),
                 Ok(Some(step)) => {
-                    let written = desired.and_then(|json| rules.written_digests(&step, &json));
-                    self.results.equal.extend(written.into_iter().flatten());
+                    self.results.wrote(&step, digests.desired);
                     self.write(stage, step, digests).await;
                 }
                 Err(message) => self.add(Err(SyncError::Failed(message))),
@@ -199,11 +190,11 @@ impl<'a> Execution<'a> {
         if !self.is_halted() {
             rules.parent.state.end_replacements();
         }
-        rules.parent.state.keep_equal(take(&mut self.results.equal).into());
+        rules.parent.state.record().replace_equal(take(&mut self.results.equal));
     }
 
     /// Begins a write when the order admits it.
-    async fn write(&mut self, stage: Stage, step: WriteStep, digests: PlannedDigests) {
+    async fn write(&mut self, stage: Stage, step: WriteStep, digests: ChildDigests) {
         self.results.differed = true;
         let bytes = step.size();
         while !self.order.admits(stage, bytes) && self.ended().await {}
@@ -280,22 +271,16 @@ impl<'a> Execution<'a> {
     }
 }
 
-impl PlannedDigests {
-    fn of(rule: &ApplyRule, rules: &ChildContext<'_>, planned: &PlannedChild<'_>) -> Self {
-        match rule.strategy {
-            ApplyStrategy::DynamicApply => Self { desired: None, observed: rules.digest(planned) },
-            ApplyStrategy::ServerSideApply => {
-                let desired = rules.desired_digest(planned, &rule.manager);
-                let observed = planned.observed().zip(desired);
-                let observed =
-                    observed.and_then(|(child, digest)| digest.with_object(&child.object.json()));
-                Self { desired, observed }
-            }
+impl Results {
+    /// Adds the digests of a write whose content is known before its request.
+    fn wrote(&mut self, step: &WriteStep, desired: Option<ChildDigest>) {
+        if let WriteStep::Create(write) | WriteStep::Update(write) = step
+            && let (Some(desired), Some(content)) = (desired, write.content)
+        {
+            self.equal.extend([desired, desired.with(content)]);
         }
     }
-}
 
-impl Results {
     fn add(&mut self, result: Result<Option<ChildDigest>, SyncError>) {
         match result {
             Ok(equal) => {

@@ -11,7 +11,6 @@ pub(super) mod adoption;
 mod check;
 pub(super) mod claim;
 mod desired_object;
-pub(super) mod foreign_objects;
 pub(super) mod last_applied;
 pub(super) mod log_text;
 pub(super) mod merge;
@@ -39,11 +38,14 @@ use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
     meta::{
-        definition::UpdateMethod,
-        json::{fingerprint::Fingerprint, go_json, rewrite},
+        definition::{
+            UpdateMethod,
+            apply_strategy::{ApplyRule, ApplyStrategy},
+        },
+        json::{digest::JsonDigest, go_json, rewrite},
         parent::{
             Parent,
-            equal_children::{ChildDigest, EqualChildren},
+            sync_record::{ChildDigest, ChildDigests},
         },
     },
     redaction,
@@ -137,14 +139,6 @@ impl PlannedChild<'_> {
         }
     }
 
-    /// Returns the child that is wanted, as the hook sent it.
-    pub(crate) fn desired(&self) -> Option<&Bytes> {
-        match self {
-            Self::Compare(_, desired) | Self::Create(desired) => Some(&desired.json),
-            Self::Delete(_) => None,
-        }
-    }
-
     /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
@@ -218,43 +212,39 @@ impl ChildContext<'_> {
         deletes.into_iter().chain(writes.into_iter().map(|(_, planned)| planned)).collect()
     }
 
-    /// Returns the digest of an observed child and its desired state.
-    pub(crate) fn digest(&self, planned: &PlannedChild<'_>) -> Option<ChildDigest> {
-        match planned {
-            PlannedChild::Compare(child, desired) => {
-                let generates = self.ownership.labels_children();
-                Some(ChildDigest::of(child.object.stored_json(), &desired.json, generates))
-            }
-            PlannedChild::Delete(_) | PlannedChild::Create(_) => None,
-        }
-    }
-
-    /// Returns whether an observed child has the content of an earlier write for its desired state.
-    pub(crate) fn is_as_written(&self, planned: &PlannedChild<'_>, known: &EqualChildren) -> bool {
-        let PlannedChild::Compare(child, desired) = planned else { return false };
-        if known.is_empty() {
-            return false;
-        }
-        let written = ChildDigest::of_written(&desired.json, self.ownership.labels_children());
-        known.contains(written)
-            && Fingerprint::of_applied(&child.object.json(), &SYSTEM_FIELDS)
-                .is_ok_and(|content| known.contains(written.with_content(content)))
-    }
-
-    /// Returns the digests that the write of a desired child leaves.
-    pub(crate) fn written_digests(
-        &self,
-        step: &WriteStep,
-        desired: &Bytes,
-    ) -> Option<[ChildDigest; 2]> {
-        let write = match step {
-            WriteStep::Create(write) | WriteStep::Update(write) => write,
-            WriteStep::Delete { .. }
-            | WriteStep::Recreate { .. }
-            | WriteStep::TransferFields { .. } => return None,
+    /// Returns the digests of a child. Dynamic apply compares the bytes of an observed child, and
+    /// server-side apply what the child declares.
+    pub(crate) fn digests(&self, planned: &PlannedChild<'_>, rule: &ApplyRule) -> ChildDigests {
+        let (observed, desired) = match planned {
+            PlannedChild::Delete(_) => return ChildDigests::default(),
+            PlannedChild::Compare(child, desired) => (Some(&child.object), desired),
+            PlannedChild::Create(desired) => (None, desired),
         };
-        let written = ChildDigest::of_written(desired, self.ownership.labels_children());
-        Some([written, written.with_content(write.content?)])
+        let is_dynamic = rule.strategy == ApplyStrategy::DynamicApply;
+        let manager = (!is_dynamic).then_some(&rule.manager);
+        let generates = self.ownership.labels_children();
+        let desired = ChildDigest::of_desired(&desired.json, generates, manager);
+        let observed = observed.and_then(|object| {
+            if is_dynamic {
+                return Some(desired.with(object.stored_json()));
+            }
+            Some(desired.with(JsonDigest::of_declared(&object.json()).ok()?))
+        });
+        ChildDigests { desired: Some(desired), observed }
+    }
+
+    /// Returns whether the last sync found an observed child equal, or whether the child has the content
+    /// of an earlier write for its desired state.
+    pub(crate) fn was_equal(&self, planned: &PlannedChild<'_>, digests: ChildDigests) -> bool {
+        let Some(child) = planned.observed() else { return false };
+        let record = self.parent.state.record();
+        if digests.observed.is_some_and(|digest| record.is_equal(digest)) {
+            return true;
+        }
+        digests.desired.filter(|desired| record.is_equal(*desired)).is_some_and(|written| {
+            JsonDigest::of_applied(&child.object.json(), &SYSTEM_FIELDS)
+                .is_ok_and(|content| record.is_equal(written.with(content)))
+        })
     }
 
     /// Returns the kind and key of a step, for messages and the write limit. Generated names, which
@@ -320,7 +310,7 @@ impl ChildContext<'_> {
                 }
             }
             UpdateMethod::InPlace | UpdateMethod::RollingInPlace => {
-                let content = Fingerprint::of_applied_tree(&merged, &SYSTEM_FIELDS);
+                let content = JsonDigest::of_applied_tree(&merged, &SYSTEM_FIELDS);
                 drop(merged);
                 WriteStep::Update(desired.write(body, replaces, content))
             }
@@ -337,24 +327,6 @@ impl ChildContext<'_> {
     /// Returns a desired child, to be completed.
     fn object<'d>(&'d self, desired: &'d DesiredChild) -> DesiredObject<'d> {
         DesiredObject { rules: self, desired }
-    }
-
-    /// Returns whether an observed child is as desired by dynamic apply, so that no write is needed.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ChildContext::step`].
-    pub(crate) fn is_as_desired(
-        &self,
-        child: &Child,
-        desired: &DesiredChild,
-        known: &EqualChildren,
-    ) -> Result<bool, String> {
-        let planned = PlannedChild::Compare(child, desired.clone());
-        if self.digest(&planned).is_some_and(|digest| known.contains(digest)) {
-            return Ok(true);
-        }
-        self.step(planned).map(|step| step.is_none())
     }
 }
 

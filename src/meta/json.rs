@@ -1,7 +1,6 @@
 //! JSON as its authors wrote it: copied, rewritten and compared without a tree of values.
 
 pub(super) mod digest;
-pub(super) mod fingerprint;
 pub(super) mod go_json;
 pub(super) mod message;
 pub(super) mod rewrite;

@@ -1,7 +1,6 @@
 //! Parent of a sync, and what is kept of it between syncs.
 
 pub(super) mod contested;
-pub(super) mod equal_children;
 pub(super) mod failures;
 pub(super) mod health;
 pub(super) mod resync;

@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use crate::{
     controller::Request,
     meta::{
-        children::foreign_objects::ForeignObjects,
         parent::{health::HookHealth, sync_state::SyncStates},
         related::RelatedObjects,
         resource::patches::Patches,
@@ -26,8 +25,6 @@ pub(crate) struct Parents {
     pub(crate) states: SyncStates,
     /// Rollouts that are under way.
     pub(crate) rollouts: PendingRollouts,
-    /// Orphans that are not children of these parents.
-    pub(crate) foreign: ForeignObjects,
     /// Patches of objects, and the types that may not be patched.
     pub(crate) patches: Patches,
     /// Input of their revisions.
@@ -44,7 +41,6 @@ impl Parents {
             hook: Arc::new(HookHealth::new(health_changed)),
             states: SyncStates::default(),
             rollouts: PendingRollouts::default(),
-            foreign: ForeignObjects::default(),
             patches: Patches::default(),
             revisions: RevisionInput::default(),
             begin: Instant::now(),
@@ -63,7 +59,6 @@ impl Parents {
         self.related.clear();
         self.states.clear();
         self.rollouts.clear();
-        self.foreign.clear();
         self.patches.clear();
         self.revisions.clear();
         self.hook.clear();

@@ -21,7 +21,7 @@ use crate::{
     kind::{Scope, ServedType, TypeRef},
     meta::{
         definition::optional_related::{OPTIONAL_RELATED, OptionalRelated, entry_of},
-        json::fingerprint::Fingerprint,
+        json::digest::JsonDigest,
         options::MetaOptions,
     },
 };
@@ -52,7 +52,7 @@ struct RelatedState {
 /// Response of the customize hook for a parent.
 #[derive(Debug)]
 struct CachedRules {
-    declared: Fingerprint,
+    declared: JsonDigest,
     at: Instant,
     rules: Arc<[RelatedRule]>,
 }
@@ -135,7 +135,7 @@ impl RelatedObjects {
         &self,
         key: &Request,
         uid: &str,
-        declared: Fingerprint,
+        declared: JsonDigest,
     ) -> Option<Arc<[RelatedRule]>> {
         let state = self.lock();
         let response = state.responses.get(key)?.get(uid)?;
@@ -167,7 +167,7 @@ impl RelatedObjects {
         &self,
         key: &Request,
         uid: &Arc<str>,
-        declared: Fingerprint,
+        declared: JsonDigest,
         rules: &Arc<[RelatedRule]>,
     ) {
         let (rules, at) = (Arc::clone(rules), Instant::now());

@@ -22,7 +22,7 @@ use crate::{
     manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
     meta::{
         definition::apply_strategy::{FieldManager, METACONTROLLER},
-        json::{fingerprint::Fingerprint, go_json},
+        json::{digest::JsonDigest, go_json},
     },
     redaction,
 };
@@ -40,10 +40,10 @@ const APPLY: &str = "application/apply-patch+yaml";
 pub(crate) struct StoredObject {
     #[serde(default)]
     metadata: StoredMetadata,
-    /// Fingerprint of the stored status; `None` after [`Resource::create`] and [`Resource::update`],
+    /// Digest of the stored status; `None` after [`Resource::create`] and [`Resource::update`],
     /// whose responses are not read that far.
     #[serde(default)]
-    pub(crate) status: Option<Fingerprint>,
+    pub(crate) status: Option<JsonDigest>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,4 +1,4 @@
-//! Items of the work queue: what is added, processed, and left at its end.
+//! Items of the work queue: what is added, processed and shown.
 
 use std::time::Duration;
 
@@ -56,19 +56,6 @@ pub struct Item<K> {
     pub priority: i32,
     /// Counted failures since the key was last forgotten.
     pub failures: u32,
-}
-
-/// Key left in a closed queue, for [`Queue::restore`](super::Queue::restore) of another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemainingItem<K> {
-    /// Key.
-    pub key: K,
-    /// Priority of the key.
-    pub priority: i32,
-    /// Failures of the key in a row.
-    pub failures: u32,
-    /// Time at which the key is due.
-    pub at: Instant,
 }
 
 /// Key of a queue, as [`Queue::dump`](super::Queue::dump) shows it.

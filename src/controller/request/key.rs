@@ -1,7 +1,7 @@
 //! Custom key: a value of a program's own type, which a request names in place of an object.
 //!
-//! The name of the request is the key as JSON. Queue, back-off, carried-over requests and
-//! unconfirmed writes are kept by request, and so by key.
+//! The name of the request is the key as JSON. Queue, back-off and unconfirmed writes are kept by
+//! request, and so by key.
 
 use std::marker::PhantomData;
 
@@ -140,9 +140,9 @@ where
 /// keys. A type with `Handler::Object` or `Handler::Owner`, which name objects, is refused too. A
 /// request that names no key of the type `K` is an error, retried when it is added again.
 ///
-/// The promises about requests hold for keys: one reconcile of a key at a time, retries, requests
-/// that are carried over to the next epoch, and caches that hold the writes of the key's last
-/// reconcile.
+/// The promises about requests hold for keys: one reconcile of a key at a time, retries, and caches
+/// that hold the writes of the key's last reconcile. The requests end with their epoch, also those
+/// that wait for their time; sources add them again in the next one.
 ///
 /// Semantics: `reconcile.TypedReconciler` of controller-runtime.
 ///

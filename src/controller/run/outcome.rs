@@ -53,7 +53,7 @@ pub(in crate::controller) enum NextReconcile {
     GiveUp(BoxError),
     /// Requeue until the caches hold the write.
     Wait(Behind),
-    /// Requeue in the next epoch, if it supersedes this one.
+    /// No requeue: the epoch is over.
     Interrupted,
 }
 

@@ -103,10 +103,7 @@ impl EpochRun {
                     self.failures.failed(&key, &behind, false);
                 }
             }
-            NextReconcile::Interrupted => {
-                debug!("reconcile aborted");
-                self.queue.add_with(key.clone(), again);
-            }
+            NextReconcile::Interrupted => debug!("reconcile aborted"),
         }
         self.queue.done(&key);
     }

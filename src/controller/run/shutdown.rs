@@ -10,7 +10,7 @@ use tokio::{
 use tracing::warn;
 
 use super::EpochRun;
-use crate::{controller::run::outcome::Attempt, manager::StopReason};
+use crate::controller::run::outcome::Attempt;
 
 /// Time that a dropped reconcile may take to reach its next await, before the informers are
 /// released without it.
@@ -30,11 +30,8 @@ impl EpochRun {
     pub(super) async fn stop(mut self) {
         // Stops the feed of the sources, and signals the reconciles to end.
         self.cancel.cancel();
-        let reason = self.epoch.stop_reason();
-        if reason != Some(StopReason::Superseded) {
-            // From now on no request is added again.
-            drop(self.queue.close());
-        }
+        // From now on no request is added again.
+        self.queue.close();
         self.drain_workers().await;
         // Tasks that reconciles have spawned may take the rest of the grace.
         self.epoch.idle().await;
@@ -51,10 +48,6 @@ impl EpochRun {
         while let Some(end) = self.workers.join_next_with_id().await {
             self.reconciled_while_stopping(end);
             self.report_unfinished();
-        }
-        if reason == Some(StopReason::Superseded) {
-            let primaries = &self.spec.primaries;
-            self.spec.carried_over.leave(primaries, self.queue.close());
         }
     }
 

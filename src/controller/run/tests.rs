@@ -25,7 +25,6 @@ use crate::{
     controller::{
         ChannelSource, Cluster, ClusterOptions, ConditionalSource, Controller, ControllerMetrics,
         Handler, LOW_PRIORITY, Outcome, ReconcileError, SourceContext, SourceEnd, SourceStart,
-        carried_over::{CarriedOver, CarriedOverByName},
         inputs::{
             input::{Input, InputSource},
             state::NamedInputs,
@@ -33,6 +32,7 @@ use crate::{
         queue::QueueOptions,
         slots::WorkerBound,
         source::mapping::SourceHandlers,
+        unconfirmed::UnconfirmedWrites,
     },
     guard::GuardedDrop,
     manager::{
@@ -165,7 +165,7 @@ impl Log {
 /// Controller of fake sources, with one run of it.
 struct Harness {
     controller: Controller,
-    carried_over: Arc<CarriedOver>,
+    unconfirmed: Arc<UnconfirmedWrites>,
     metrics: ControllerMetrics,
     runs: JoinSet<Result<(), String>>,
     epoch: Epoch,
@@ -221,7 +221,7 @@ impl Make {
         let metrics = ControllerMetrics::default();
         let spec = self.spec(&metrics, reconcile);
         let mut harness = Harness {
-            carried_over: Arc::clone(&spec.carried_over),
+            unconfirmed: Arc::clone(&spec.unconfirmed),
             controller: Controller::new(spec, RunnableGroup::LeaderElection, true),
             metrics,
             runs: JoinSet::new(),
@@ -271,7 +271,7 @@ impl Make {
             recovers_panics: true,
             conditions: Vec::new(),
             series: metrics.series(&name),
-            carried_over: CarriedOverByName::default().of(&name),
+            unconfirmed: Arc::default(),
             name,
         }
     }
@@ -432,31 +432,16 @@ async fn stopped_with_work_left(
 const WORK: [&str; 4] = ["delayed", "failed", "stuck", "ready"];
 
 #[tokio::test(start_paused = true)]
-async fn superseded_epoch_hands_its_work_to_the_next() {
-    let (sender, channel) = ChannelSource::new(WORK.len());
-    for name in WORK {
-        sender.try_send(key(name)).unwrap();
+async fn each_epoch_begins_with_an_empty_queue() {
+    for reason in [StopReason::TypeGone, StopReason::Superseded] {
+        let source = Fake::new("fake", &WORK);
+        let (mut harness, log) = stopped_with_work_left(reason, source).await;
+
+        let (names, attempts) = (log.names(), log.attempts());
+        assert_eq!(names[3..], ["ns/delayed", "ns/failed", "ns/stuck", "ns/ready"], "in its order");
+        assert!(attempts[3..].iter().all(|(failures, at)| *failures == 0 && *at < 5_100));
+        harness.stop(StopReason::Cancelled).await.unwrap();
     }
-    let (mut harness, log) = stopped_with_work_left(StopReason::Superseded, channel).await;
-
-    let names = log.names();
-    let (next, last) = (&names[3..], log.attempts()[names.len() - 1]);
-
-    assert_eq!(next, ["ns/failed", "ns/ready", "ns/stuck", "ns/delayed"]);
-    assert_eq!(log.attempts()[3].0, 1, "its failures count on");
-    assert_eq!(last, (0, 60_000), "not sooner than requested");
-    harness.stop(StopReason::Cancelled).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn restart_begins_with_an_empty_queue() {
-    let source = Fake::new("fake", &WORK);
-    let (mut harness, log) = stopped_with_work_left(StopReason::TypeGone, source).await;
-
-    let (names, attempts) = (log.names(), log.attempts());
-    assert_eq!(names[3..], ["ns/delayed", "ns/failed", "ns/stuck", "ns/ready"], "in its order");
-    assert!(attempts[3..].iter().all(|(failures, at)| *failures == 0 && *at < 5_100), "at once");
-    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

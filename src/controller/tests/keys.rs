@@ -156,34 +156,6 @@ async fn retries_and_requeues_keep_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_carried_over_to_the_next_epoch() {
-    let harness = Harness::new();
-    let first = FunctionSource::new("a function", |context| async move {
-        if context.epoch.number() == 1 {
-            context.enqueue(key("a", 1));
-        }
-        context.stopping().await;
-    });
-    let log = Arc::clone(&harness.log);
-    let reconcile = move |shard: Shard, context: Context| {
-        let epoch = context.epoch().number();
-        log.lock().unwrap().push(format!("{} {} {epoch}", shard.tenant, shard.number));
-        let hour = Duration::from_secs(3600);
-        async move { Ok(if epoch == 1 { Outcome::RequeueAfter(hour) } else { Outcome::Done }) }
-    };
-    harness.add_keyed(builder().source(first), reconcile).await;
-    assert_eq!(harness.log().await, ["a 1 1"]);
-
-    harness.manager.restart(NAME).await.unwrap();
-    harness.until(|status| (status.state, status.epoch) == (ControllerState::Running, 2)).await;
-    assert_eq!(harness.log().await, [""; 0], "it keeps its time");
-    sleep(Duration::from_secs(3600)).await;
-
-    assert_eq!(harness.log().await, ["a 1 2"]);
-    harness.shutdown().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn reconcile_of_a_key_waits_until_the_cache_holds_its_own_write() {
     let harness = Harness::new();
     harness.install("Part");

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     meta::{
-        json::fingerprint::Fingerprint,
+        json::digest::JsonDigest,
         parent::sync_error::SyncError,
         resource::{is_gone, is_invalid, is_other_uid, is_refused},
     },
@@ -59,8 +59,8 @@ pub(super) fn dry_run_apply(
 
 /// Returns whether two versions of an object differ in nothing that an apply decides.
 fn same(one: &[u8], other: &[u8]) -> bool {
-    let fingerprint = |object: &[u8]| Fingerprint::of_applied(object, &VOLATILE_FIELDS).ok();
-    match (fingerprint(one), fingerprint(other)) {
+    let digest = |object: &[u8]| JsonDigest::of_applied(object, &VOLATILE_FIELDS).ok();
+    match (digest(one), digest(other)) {
         (Some(one), Some(other)) => one == other,
         (None, _) | (_, None) => false,
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::meta::{
-    json::fingerprint::Fingerprint,
+    json::digest::JsonDigest,
     parent::sync_error::{CONFLICTS_BEFORE_EVENT, SyncError},
     resource::{is_conflict, is_fenced, requested_wait},
 };
@@ -58,9 +58,9 @@ enum DryRunUpdate {
 
 /// Reads the response to the dry run of an update of `observed`.
 fn dry_run_update(observed: &[u8], response: &Result<Box<RawValue>, kube::Error>) -> DryRunUpdate {
-    let fingerprint = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
+    let digest = |object: &[u8]| JsonDigest::of_object(object, &VOLATILE_FIELDS).ok();
     match response {
-        Ok(updated) => match (fingerprint(observed), fingerprint(updated.get().as_bytes())) {
+        Ok(updated) => match (digest(observed), digest(updated.get().as_bytes())) {
             (Some(observed), Some(updated)) if observed == updated => DryRunUpdate::Unchanged,
             _ => DryRunUpdate::Changed,
         },

@@ -24,7 +24,8 @@ use crate::{
     kind::VersionOrder,
     meta::{
         children::{Write, WriteStep, adoption::Adoption, with_uid},
-        parent::{Parent, equal_children::ChildDigest, sync_error::SyncError},
+        json::digest::JsonDigest,
+        parent::{Parent, sync_error::SyncError, sync_record::ChildDigest},
         resource::{Resource, StoredObject, is_conflict, is_gone, is_other_uid},
     },
     redaction,
@@ -222,7 +223,8 @@ impl<'a> WrittenChild<'a> {
 
     /// Returns the digest of the child as the server has stored it.
     fn digest_of(&self, response: &RawValue) -> Option<ChildDigest> {
-        self.digests.desired?.with_object(response.get().as_bytes())
+        let declared = JsonDigest::of_declared(response.get().as_bytes()).ok()?;
+        Some(self.digests.desired?.with(declared))
     }
 }
 

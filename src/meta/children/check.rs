@@ -26,7 +26,7 @@ use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
     meta::{
-        json::{fingerprint::Fingerprint, message::bounded, rewrite},
+        json::{digest::JsonDigest, message::bounded, rewrite},
         parent::failures::Failures,
     },
     redaction,
@@ -337,7 +337,7 @@ fn check_name(field: &str, name: &str) -> Result<(), FieldError> {
 
 /// Returns whether two texts mean the same.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
-    let of = |json| Fingerprint::of(json).ok();
+    let of = |json| JsonDigest::of(json).ok();
     one == other || (of(one).is_some() && of(one) == of(other))
 }
 

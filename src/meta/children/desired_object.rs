@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     meta::{
-        json::{fingerprint::Fingerprint, go_json, rewrite},
+        json::{digest::JsonDigest, go_json, rewrite},
         parent::Parent,
     },
     redaction,
@@ -37,7 +37,7 @@ impl<'a> DesiredObject<'a> {
         last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = owners.into();
         let mut body = go_json::encode(&object).into_bytes();
-        let content = Fingerprint::of_applied_tree(&object, &SYSTEM_FIELDS);
+        let content = JsonDigest::of_applied_tree(&object, &SYSTEM_FIELDS);
         drop(object);
         // The status is copied without being decoded, since its decoded size is not bounded.
         if let Some(status) = self.parts()?.remove("status").filter(|status| status.get() != "null")
@@ -56,7 +56,7 @@ impl<'a> DesiredObject<'a> {
         self,
         body: Bytes,
         replaces: Option<String>,
-        content: Option<Fingerprint>,
+        content: Option<JsonDigest>,
     ) -> Write {
         let DesiredChild { group, key, generate_name, .. } = self.desired.clone();
         Write { group, key, generate_name, body, replaces, content }

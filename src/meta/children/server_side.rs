@@ -6,31 +6,11 @@ use serde_json::Value;
 use super::{Child, ChildContext, DesiredChild, PlannedChild, WriteStep, last_applied, merge};
 use crate::{
     kind::VersionOrder,
-    meta::{
-        definition::{UpdateMethod, apply_strategy::FieldManager},
-        json::go_json,
-        parent::equal_children::{ChildDigest, EqualChildren},
-    },
+    meta::{definition::UpdateMethod, json::go_json},
     redaction,
 };
 
 impl ChildContext<'_> {
-    /// Returns the digest of a desired child, which its digest as the manager has applied it
-    /// includes.
-    pub(crate) fn desired_digest(
-        &self,
-        planned: &PlannedChild<'_>,
-        manager: &FieldManager,
-    ) -> Option<ChildDigest> {
-        match planned {
-            PlannedChild::Compare(_, desired) | PlannedChild::Create(desired) => {
-                let generates = self.ownership.labels_children();
-                Some(ChildDigest::of_desired(&desired.json, generates, manager))
-            }
-            PlannedChild::Delete(_) => None,
-        }
-    }
-
     /// Returns the write of server-side apply for one child whose digest is not known; `None` if
     /// the child needs none.
     ///
@@ -93,32 +73,19 @@ impl ChildContext<'_> {
         }
     }
 
-    /// Returns whether an observed child is as server-side apply has left it. What an apply would
-    /// change is known to its server alone: the digest of an earlier apply decides. With
-    /// `or_contained`, a child that has all fields counts too: it may have some that it should not.
+    /// Returns whether an observed child has all fields of the desired one. It may have some that it
+    /// should not: what an apply would change is known to its server alone.
     ///
     /// # Errors
     ///
     /// Names an observed child that cannot be decoded, or a desired one that cannot be applied.
-    pub(crate) fn is_as_applied(
+    pub(crate) fn contains_desired(
         &self,
         child: &Child,
         desired: &DesiredChild,
-        manager: &FieldManager,
-        known: &EqualChildren,
-        or_contained: bool,
     ) -> Result<bool, String> {
-        let digest = self.desired_digest(&PlannedChild::Compare(child, desired.clone()), manager);
-        let json = child.object.json();
-        let digest = digest.and_then(|digest| digest.with_object(&json));
-        if digest.is_some_and(|digest| known.contains(digest)) {
-            return Ok(true);
-        }
-        if !or_contained {
-            return Ok(false);
-        }
-        let observed: Value =
-            serde_json::from_slice(&json).map_err(|error| self.unreadable(child, error))?;
+        let observed: Value = serde_json::from_slice(&child.object.json())
+            .map_err(|error| self.unreadable(child, error))?;
         Ok(contains(&observed, &self.object(desired).applied()?))
     }
 

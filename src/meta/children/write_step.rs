@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::{informer::ObjectKey, meta::json::fingerprint::Fingerprint};
+use crate::{informer::ObjectKey, meta::json::digest::JsonDigest};
 
 /// Object that is ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,8 +19,8 @@ pub(crate) struct Write {
     pub(crate) body: Bytes,
     /// resourceVersion of the object that it replaces.
     pub(crate) replaces: Option<String>,
-    /// Fingerprint of the content by dynamic apply.
-    pub(crate) content: Option<Fingerprint>,
+    /// Digest of the content by dynamic apply.
+    pub(crate) content: Option<JsonDigest>,
 }
 
 /// Write of one child.

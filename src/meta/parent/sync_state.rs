@@ -1,6 +1,6 @@
 //! Sync state of a parent: what its syncs leave for the next one. The limit of its writes, the last
-//! status as the server stored it, the record of a sync without writes, the digests of equal
-//! children, and the due time of the next resync.
+//! status as the server stored it, the record of what was decided, and the due time of the next
+//! resync.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,6 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
-    equal_children::EqualChildren,
     sync_record::SyncRecord,
     write_limit::{FlappingObject, WriteLimit},
 };
@@ -23,7 +22,7 @@ use crate::{
     controller::Request,
     duration::LONGEST,
     meta::{
-        json::{digest::digest, fingerprint::Fingerprint},
+        json::{digest::JsonDigest, digest::digest},
         resource::LiveOwner,
     },
 };
@@ -44,6 +43,7 @@ pub(crate) struct SyncStates {
 pub(crate) struct SyncState {
     uid: Arc<str>,
     known: Mutex<KnownFacts>,
+    record: Mutex<SyncRecord>,
 }
 
 #[derive(Debug, Default)]
@@ -61,10 +61,6 @@ struct KnownFacts {
     // Digest of the message about a child that the last response has several times.
     repeated: Option<u64>,
     status: Option<StoredStatus>,
-    // Record of the last sync, if that found the parent as desired.
-    record: Option<SyncRecord>,
-    // Equal children of the last sync that was executed.
-    equal: EqualChildren,
 }
 
 /// Contested objects at the end of a sync.
@@ -115,11 +111,11 @@ struct RefusedReplacement {
     is_current: bool,
 }
 
-/// Fingerprints of a status: as it was sent, and as the server stored it.
+/// Digests of a status: as it was sent, and as the server stored it.
 #[derive(Debug)]
 struct StoredStatus {
-    sent: Fingerprint,
-    stored: Option<Fingerprint>,
+    sent: JsonDigest,
+    stored: Option<JsonDigest>,
     at: Instant,
 }
 
@@ -281,42 +277,20 @@ impl SyncState {
     }
 
     /// Returns whether the server stored `stored` when `sent` was written, within the last minute.
-    pub(crate) fn status_settled(&self, sent: Fingerprint, stored: Option<Fingerprint>) -> bool {
+    pub(crate) fn status_settled(&self, sent: JsonDigest, stored: Option<JsonDigest>) -> bool {
         self.lock().status.as_ref().is_some_and(|known| {
             (known.sent, known.stored) == (sent, stored) && known.at.elapsed() < SETTLED
         })
     }
 
     /// Records the status that the server stored when `sent` was written.
-    pub(crate) fn record_stored_status(&self, sent: Fingerprint, stored: Option<Fingerprint>) {
+    pub(crate) fn record_stored_status(&self, sent: JsonDigest, stored: Option<JsonDigest>) {
         self.lock().status = Some(StoredStatus { sent, stored, at: Instant::now() });
     }
 
-    /// Removes and returns the record of the last sync of a parent. A sync that does not complete
-    /// leaves none.
-    pub(crate) fn take_record(&self) -> Option<SyncRecord> {
-        self.lock().record.take()
-    }
-
-    /// Keeps the record of a sync that found the parent as desired.
-    pub(crate) fn keep_record(&self, record: SyncRecord) {
-        self.lock().record = Some(record);
-    }
-
-    /// Removes and returns the children of a parent that were equal to the desired ones. A sync
-    /// that does not complete leaves none.
-    pub(crate) fn take_equal(&self) -> EqualChildren {
-        take(&mut self.lock().equal)
-    }
-
-    /// Returns the children of a parent that its last sync found equal to the desired ones.
-    pub(crate) fn equal(&self) -> EqualChildren {
-        self.lock().equal.clone()
-    }
-
-    /// Keeps the children that a sync found equal to the desired ones.
-    pub(crate) fn keep_equal(&self, equal: EqualChildren) {
-        self.lock().equal = equal;
+    /// Returns the record of the last sync.
+    pub(crate) fn record(&self) -> MutexGuard<'_, SyncRecord> {
+        self.record.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, KnownFacts> {
@@ -327,7 +301,7 @@ impl SyncState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meta::parent::sync_record::ObservedDigest;
+    use crate::meta::parent::sync_record::{ObservedDigest, SettledSync};
 
     #[tokio::test(start_paused = true)]
     async fn time_that_the_newest_response_requests_stays_until_it_has_passed() {
@@ -351,7 +325,7 @@ mod tests {
     async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {
         let state = SyncState::default();
         let [one, two, three] =
-            ["1", "2", "3"].map(|text| Fingerprint::of(text.as_bytes()).unwrap());
+            ["1", "2", "3"].map(|text| JsonDigest::of(text.as_bytes()).unwrap());
 
         state.record_stored_status(one, Some(two));
 
@@ -364,22 +338,24 @@ mod tests {
     }
 
     #[test]
-    fn record_is_taken_once_and_belongs_to_one_parent() {
+    fn settled_sync_is_taken_once_and_belongs_to_one_parent() {
         let (states, key) = (SyncStates::default(), Request::namespaced("ns", "a"));
         let begin = |uid: &str| states.begin(&key, &uid.into());
-        let record =
-            SyncRecord::new(ObservedDigest::of(b"request", [].into_iter(), &[], 0), b"response");
-        begin("u").keep_record(record);
+        let settle = |uid: &str, sync: SettledSync| begin(uid).record().settle(sync);
+        let taken = |uid: &str| begin(uid).record().take_settled();
+        let sync =
+            SettledSync::new(ObservedDigest::of(b"request", [].into_iter(), &[], 0), b"response");
+        settle("u", sync);
 
-        assert_eq!(begin("u").take_record(), Some(record));
-        assert_eq!(begin("u").take_record(), None);
+        assert_eq!(taken("u"), Some(sync));
+        assert_eq!(taken("u"), None);
 
-        begin("u").keep_record(record);
-        assert_eq!(begin("v").take_record(), None, "another parent of that name");
+        settle("u", sync);
+        assert_eq!(taken("v"), None, "another parent of that name");
 
-        begin("v").keep_record(record);
+        settle("v", sync);
         states.clear();
-        assert_eq!(begin("v").take_record(), None, "another epoch");
+        assert_eq!(taken("v"), None, "another epoch");
     }
 
     #[tokio::test(start_paused = true)]

@@ -34,7 +34,7 @@ fn keep_selectors(related: &RelatedObjects, parent: &Request, selectors: &[Value
     let body = Bytes::from(body.to_string());
     let limits = CustomizeLimits::default();
     let rules = related_rules(&body, false, HookVersion::V2, None, &limits).unwrap();
-    let declared = Fingerprint::of(b"{}").unwrap();
+    let declared = JsonDigest::of(b"{}").unwrap();
     related.keep_response(parent, &Arc::from("u"), declared, &rules.into());
 }
 
@@ -69,7 +69,7 @@ async fn namespace_concerns_the_parents_whose_selector_begins_or_ends_to_match()
 #[tokio::test(start_paused = true)]
 async fn responses_of_ended_revisions_and_of_an_earlier_parent_are_removed() {
     let (related, key) = (RelatedObjects::default(), parent("a"));
-    let declared = Fingerprint::of(b"{}").unwrap();
+    let declared = JsonDigest::of(b"{}").unwrap();
     let keep = |uid: &str| {
         let rules: Arc<[RelatedRule]> = Arc::from([]);
         related.keep_response(&key, &Arc::from(uid), declared, &rules);
@@ -94,7 +94,7 @@ async fn responses_of_ended_revisions_and_of_an_earlier_parent_are_removed() {
 #[tokio::test(start_paused = true)]
 async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
     let (related, key, uid) = (RelatedObjects::default(), parent("a"), Arc::from("u"));
-    let [one, other] = [b"{\"spec\":1}", b"{\"spec\":2}"].map(|it| Fingerprint::of(it).unwrap());
+    let [one, other] = [b"{\"spec\":1}", b"{\"spec\":2}"].map(|it| JsonDigest::of(it).unwrap());
     let rules: Arc<[RelatedRule]> = Arc::from([]);
     related.keep_response(&key, &uid, one, &rules);
 
@@ -112,7 +112,7 @@ async fn response_is_used_for_twenty_minutes_for_the_parent_that_it_is_about() {
 async fn sync_keeps_the_responses_of_its_live_revisions_alone() {
     let (related, key) = (RelatedObjects::default(), parent("a"));
     let [latest, one, two, new] = ["u", "u/one", "u/two", "u/new"].map(Arc::<str>::from);
-    let declared = Fingerprint::of(b"{}").unwrap();
+    let declared = JsonDigest::of(b"{}").unwrap();
     let rules: [Arc<[RelatedRule]>; 3] = std::array::from_fn(|_| Arc::from([]));
     for (uid, rules) in [&latest, &one, &two].into_iter().zip(&rules) {
         related.keep_response(&key, uid, declared, rules);

@@ -15,11 +15,10 @@ use crate::{
         children::{
             Child, ServedChildType, adoption,
             claim::{self, Claim},
-            foreign_objects::ForeignReason,
             owner_reference,
             ownership::Ownership,
         },
-        parent::Parent,
+        parent::{Parent, sync_record::ForeignReason},
         parents::Parents,
         resource::{Resource, is_gone},
     },
@@ -41,10 +40,11 @@ impl ChildReader<'_> {
         // A decorator claims by its annotation.
         let Some(selector) = ownership.selector() else { return Ok(Vec::new()) };
         let Self { parents, parent, context, .. } = *self;
+        let foreign = |header: &Header| parent.state.record().foreign(header);
         let decide = |group: usize, object: &Object| {
             let header = object.header();
             match claim::claim(header, &parent.uid, parent.terminating, selector) {
-                Claim::Adopt => match parents.foreign.get(&parent.uid, header) {
+                Claim::Adopt => match foreign(header) {
                     None if ownership.adopts().is_some() => Claim::Adopt,
                     Some(ForeignReason::Unproven) => {
                         contest_unproven(parent, &groups[group].served, object);
@@ -158,12 +158,12 @@ impl ClaimWrite<'_> {
         })?;
         // The cache may be behind: another controller may have adopted the object.
         if claim::claim(live.header(), &parent.uid, false, self.selector) != Claim::Adopt {
-            self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::NotOurs);
+            parent.state.record().add_foreign(object.header(), ForeignReason::NotOurs);
             return Ok(None);
         }
         // Caches hold no managed fields, and no annotations of metadata entries.
         if !self.ownership.admits(&stored) {
-            self.parents.foreign.insert(&parent.uid, object.header(), ForeignReason::Unproven);
+            parent.state.record().add_foreign(object.header(), ForeignReason::Unproven);
             contest_unproven(parent, served, object);
             return Ok(None);
         }

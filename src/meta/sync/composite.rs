@@ -69,7 +69,7 @@ impl ParentSync<'_> {
         // objects with the next sync.
         let is_settled = as_desired && !has_own && !is_freed && is_rolled_out;
         if is_settled && contested.is_none() {
-            parent.state.keep_record(record);
+            parent.state.record().settle(record);
         }
         Ok([flapping, contested, rechecked, next].into_iter().flatten().min())
     }

@@ -11,7 +11,7 @@ use crate::{
     informer::Object,
     meta::{
         hooks::{counted::CountedHook, metrics::CallOutcome},
-        json::fingerprint::Fingerprint,
+        json::digest::JsonDigest,
         protocol,
         related::{
             RelatedError, RelatedGroup, RelatedObjects, RulesToRead,
@@ -116,12 +116,12 @@ impl<'a> RelatedReader<'a> {
     }
 
     /// Returns the rules of a parent from an earlier response, if that is current, and the
-    /// fingerprint of its declaration.
+    /// digest of its declaration.
     fn known_rules(
         &self,
         called: RevisionCall<'_>,
-    ) -> Result<(Fingerprint, Option<SharedRules>), SyncError> {
-        let declared = Fingerprint::of_declared(&called.json())
+    ) -> Result<(JsonDigest, Option<SharedRules>), SyncError> {
+        let declared = JsonDigest::of_declared(&called.json())
             .map_err(|_error| SyncError::Failed("the parent cannot be decoded".to_owned()))?;
         let parent = self.caller.parent;
         Ok((declared, self.related.response(&parent.key, &called.uid(parent), declared)))

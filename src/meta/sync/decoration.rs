@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::meta::{
-    json::{fingerprint::Fingerprint, rewrite},
+    json::{digest::JsonDigest, rewrite},
     protocol::StringChanges,
 };
 
@@ -47,10 +47,10 @@ pub(crate) struct DecorationWrites {
 pub(crate) struct StatusWrite {
     /// The parent as it was seen, with the new status.
     pub(crate) body: Bytes,
-    /// Fingerprint of the new status.
-    pub(crate) wanted: Fingerprint,
-    /// Fingerprint of the status that was seen, if there was one.
-    pub(crate) seen: Option<Fingerprint>,
+    /// Digest of the new status.
+    pub(crate) wanted: JsonDigest,
+    /// Digest of the status that was seen, if there was one.
+    pub(crate) seen: Option<JsonDigest>,
 }
 
 /// Write of a parent's labels, annotations and finalizers.
@@ -105,10 +105,10 @@ pub(crate) fn writes(
 /// Returns the write of a status; `None` if the parent has it.
 fn status_write(
     parent: &[u8],
-    seen: Option<Fingerprint>,
+    seen: Option<JsonDigest>,
     status: &[u8],
 ) -> Result<Option<StatusWrite>, serde_json::Error> {
-    let wanted = Fingerprint::of(status)?;
+    let wanted = JsonDigest::of(status)?;
     if seen == Some(wanted) {
         return Ok(None);
     }
@@ -155,7 +155,7 @@ struct SeenObject {
     #[serde(default)]
     metadata: SeenMetadata,
     #[serde(default)]
-    status: Option<Fingerprint>,
+    status: Option<JsonDigest>,
 }
 
 #[derive(Default, Deserialize)]

@@ -93,7 +93,7 @@ impl ParentSync<'_> {
         let as_desired = managed.as_desired & matches!(decorated, DecorationResult::AsDesired);
         // The chain of owners may change while the parent does not.
         if as_desired && !has_own && !frees {
-            parent.state.keep_record(record);
+            parent.state.record().settle(record);
         }
         Ok(recheck)
     }

@@ -23,7 +23,7 @@ use crate::{
         parent::{
             Parent,
             health::{Failure, HookHealth},
-            sync_record::{ObservedDigest, SyncRecord},
+            sync_record::{ObservedDigest, SettledSync},
         },
         protocol::{self, StringChanges},
         related::RelatedGroup,
@@ -38,7 +38,7 @@ const BODIES: &str = "hook_bodies";
 /// Response of the hook.
 pub(super) enum HookResponse {
     /// Response of a sync that equals the last one, which left this record.
-    Unchanged(SyncRecord),
+    Unchanged(SettledSync),
     /// Response that is to be executed.
     Checked(Box<CheckedResponse>),
 }
@@ -56,7 +56,7 @@ pub(super) struct CheckedResponse {
     /// Changes of its annotations.
     pub(super) annotations: StringChanges,
     /// Record of this sync.
-    pub(super) record: SyncRecord,
+    pub(super) record: SettledSync,
     /// True if the hook has finished finalizing the parent.
     pub(super) finalized: bool,
 }
@@ -202,7 +202,7 @@ impl SyncCaller<'_> {
         &self,
         called: RevisionCall<'_>,
         related: &[RelatedGroup],
-        last: Option<SyncRecord>,
+        last: Option<SettledSync>,
     ) -> Result<HookResponse, SyncError> {
         let Self { hook, observed, caller: HookCaller { definition, budget, parent, .. }, .. } =
             *self;
@@ -222,7 +222,7 @@ impl SyncCaller<'_> {
         let types = observed.groups.iter().map(|group| &*group.served);
         let digest = ObservedDigest::of(&request, types, &observed.missing, self.digest);
         let (body, call) = self.caller.exchange(hook, called, request, room).await?;
-        let record = SyncRecord::new(digest, &body);
+        let record = SettledSync::new(digest, &body);
         if let Some(last) = record.unchanged_since(last) {
             call.end(CallOutcome::Answered);
             return Ok(HookResponse::Unchanged(last));
@@ -250,7 +250,7 @@ impl SyncCaller<'_> {
         &self,
         body: &Bytes,
         is_latest: bool,
-        mut record: SyncRecord,
+        mut record: SettledSync,
     ) -> Result<CheckedResponse, String> {
         let Self { hook, observed, caller, .. } = self;
         let MetaOptions { max_children, strictness, .. } = caller.options;

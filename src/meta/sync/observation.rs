@@ -123,6 +123,7 @@ impl<'a> ChildReader<'a> {
                     .collect()
             }
         };
+        parent.state.record().forget_foreign();
         Ok(ObservedChildren { parent, restricted, ownership, groups, missing, absent, children })
     }
 }

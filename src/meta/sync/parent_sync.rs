@@ -79,7 +79,7 @@ impl<'a> ParentSync<'a> {
         let Self { parent, reporter, .. } = self;
         let ownership = self.ownership()?;
         reporter.selector(&ownership);
-        let last = parent.state.take_record();
+        let last = parent.state.record().take_settled();
         let revisions = self.revisions().await?;
         let older = revisions.as_ref().map_or(&[][..], |revisions| &revisions.older);
         let related = self.related_reader().latest(self.object, older).await?;
@@ -103,7 +103,7 @@ impl<'a> ParentSync<'a> {
         let recheck = match response {
             HookResponse::Unchanged(record) => {
                 hook.series.unchanged_sync();
-                parent.state.keep_record(record);
+                parent.state.record().settle(record);
                 parent.state.resync_after(record.resync_after);
                 reporter.flapping()
             }

@@ -1,6 +1,6 @@
 //! Writes of a parent: its finalizer, and its status as in the hook response.
 //!
-//! The status stays text: it is compared by its fingerprint, and the body of a write is composed of
+//! The status stays text: it is compared by its digest, and the body of a write is composed of
 //! texts.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::{
     meta::{
         apply::Apply,
         definition::finalizer::Finalizer,
-        json::{fingerprint::Fingerprint, rewrite},
+        json::{digest::JsonDigest, rewrite},
         parent::Parent,
         resource::{Resource, is_conflict, is_gone, patches::Patches},
     },
@@ -102,11 +102,11 @@ impl ParentWriter<'_> {
         }
         let wanted = WantedStatus::new(status, object.header().generation)?;
         let known = status_of(&object.json())?;
-        if known == Some(wanted.fingerprint) {
+        if known == Some(wanted.digest) {
             return Ok(true);
         }
         // The schema may have pruned the status.
-        if parent.state.status_settled(wanted.fingerprint, known) {
+        if parent.state.status_settled(wanted.digest, known) {
             return Ok(false);
         }
         // If each response has another status, each write of it triggers the next sync. The limit
@@ -128,7 +128,7 @@ impl ParentWriter<'_> {
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
                 other = live.other_writer();
-                if status_of(live.json())? == Some(wanted.fingerprint) {
+                if status_of(live.json())? == Some(wanted.digest) {
                     return Ok(false);
                 }
                 body = wanted.within(live.json())?;
@@ -136,7 +136,7 @@ impl ParentWriter<'_> {
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
                     parent.state.wrote(STATUS);
-                    parent.state.record_stored_status(wanted.fingerprint, stored.status);
+                    parent.state.record_stored_status(wanted.digest, stored.status);
                     return Ok(false);
                 }
                 Err(error) if is_gone(&error) => return Ok(false),
@@ -170,7 +170,7 @@ pub(super) async fn patch_object(
 /// Status to write.
 struct WantedStatus {
     json: Vec<u8>,
-    fingerprint: Fingerprint,
+    digest: JsonDigest,
 }
 
 impl WantedStatus {
@@ -181,8 +181,8 @@ impl WantedStatus {
         let generation = generation.to_string();
         rewrite::with_field(status, "observedGeneration", generation.as_bytes(), &mut json)
             .map_err(unreadable)?;
-        let fingerprint = Fingerprint::of(&json).map_err(unreadable)?;
-        Ok(Self { json, fingerprint })
+        let digest = JsonDigest::of(&json).map_err(unreadable)?;
+        Ok(Self { json, digest })
     }
 
     /// The parent with this status, encoded.
@@ -194,12 +194,12 @@ impl WantedStatus {
     }
 }
 
-/// Fingerprint of the parent's status, if it has one.
-fn status_of(parent: &[u8]) -> Result<Option<Fingerprint>, SyncError> {
+/// Digest of the parent's status, if it has one.
+fn status_of(parent: &[u8]) -> Result<Option<JsonDigest>, SyncError> {
     #[derive(Deserialize)]
     struct StatusObject {
         #[serde(default)]
-        status: Option<Fingerprint>,
+        status: Option<JsonDigest>,
     }
     let parent: StatusObject =
         serde_json::from_slice(parent).map_err(|error| unreadable("parent", error))?;
@@ -231,8 +231,8 @@ mod tests {
 
             let head = r#"{"kind":"Thing","metadata":{"generation":7},"status":"#;
             assert_eq!(String::from_utf8(body.to_vec()).unwrap(), format!("{head}{expected}}}"));
-            assert_eq!(status_of(&body).unwrap(), Some(wanted.fingerprint));
-            assert_ne!(status_of(parent).unwrap(), Some(wanted.fingerprint));
+            assert_eq!(status_of(&body).unwrap(), Some(wanted.digest));
+            assert_ne!(status_of(parent).unwrap(), Some(wanted.digest));
         }
         assert_eq!(status_of(b"{}").unwrap(), None);
     }

@@ -15,10 +15,9 @@ use crate::{
     kind::ServedType,
     meta::{
         apply::{Apply, is_alive},
-        children::foreign_objects::ForeignReason,
         definition::Definition,
         json::digest::digest,
-        parent::Parent,
+        parent::{Parent, sync_record::ForeignReason},
         recorder::Severity,
         resource::{Resource, is_gone},
         rollout::{
@@ -120,11 +119,10 @@ impl<'a> RolloutSync<'a> {
     /// Reports an object that does not count as a revision, once for each of its versions.
     fn report_ignored(&self, object: &Object, why: &str) {
         let parent = self.reporter.parent;
-        let foreign = &self.apply.parents.foreign;
-        if foreign.get(&parent.uid, object.header()).is_some() {
+        if parent.state.record().foreign(object.header()).is_some() {
             return;
         }
-        foreign.insert(&parent.uid, object.header(), ForeignReason::NotOurs);
+        parent.state.record().add_foreign(object.header(), ForeignReason::NotOurs);
         let text = format!(
             "ControllerRevision {} is ignored, since it is no revision of this parent: {why}. \
              Delete it, unless it is in use elsewhere",
@@ -142,10 +140,9 @@ impl<'a> RolloutSync<'a> {
     ) -> Result<Vec<Object>, SyncError> {
         let SyncReporter { parent, context, .. } = self.reporter;
         let parents = &*self.apply.parents;
-        let foreign = &parents.foreign;
         let owner = RevisionOwner { identity: &parent.served.identity, uid: &parent.uid };
         candidates.retain(|candidate| {
-            foreign.get(&parent.uid, candidate.header()).is_none()
+            parent.state.record().foreign(candidate.header()).is_none()
                 && is_free(candidate.header(), owner)
                 && is_named(owner, candidate)
         });
@@ -170,7 +167,7 @@ impl<'a> RolloutSync<'a> {
             // The cache may be behind: another parent may have adopted the revision.
             let Ok(live) = live else { continue };
             if !is_free(live.header(), owner) || !is_named(owner, &live) {
-                foreign.insert(&parent.uid, candidate.header(), ForeignReason::NotOurs);
+                parent.state.record().add_foreign(candidate.header(), ForeignReason::NotOurs);
                 continue;
             }
             let alive = match alive {

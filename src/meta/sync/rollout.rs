@@ -19,10 +19,9 @@ use crate::{
     kind::{GroupKind, TypeName, TypeRef},
     meta::{
         apply::Apply,
-        children::{Child, ChildContext, DesiredChild},
+        children::{Child, ChildContext, DesiredChild, PlannedChild},
         definition::{ChildRule, apply_strategy::ApplyStrategy},
         hooks::rule::HookKind,
-        parent::equal_children::EqualChildren,
         recorder::Severity,
         rollout::{
             AssignedRevision, ChildId, ChildState, ChildTypeMode, OlderRevision, Plan,
@@ -160,8 +159,6 @@ struct RollingChildren<'a> {
     /// API groups of rolling types that are not listed.
     unlisted: BTreeSet<&'a str>,
     observed: BTreeMap<ChildId, &'a Child>,
-    /// Children that were equal to the desired ones after the last sync.
-    equal: EqualChildren,
 }
 
 impl<'a> RollingChildren<'a> {
@@ -184,9 +181,8 @@ impl<'a> RollingChildren<'a> {
         let types = sync.reporter.types;
         let unlisted = unlisted.filter(|rule| !types.get(&rule.type_ref).state.is_missing());
         let unlisted = unlisted.map(|rule| rule.type_ref.group.as_str()).collect();
-        let equal = rules.parent.state.equal();
         let observed = BTreeMap::new();
-        let mut rolling = Self { sync, rules, groups, unlisted, observed, equal };
+        let mut rolling = Self { sync, rules, groups, unlisted, observed };
         let observed = rules.observed.iter();
         rolling.observed = observed
             .filter_map(|child| Some((rolling.id(child.group, &child.key)?, child)))
@@ -302,8 +298,8 @@ impl<'a> RollingChildren<'a> {
         ChildState::Present { is_latest, is_own, ready }
     }
 
-    /// Returns whether an observed child is as these desired children have it. See
-    /// [`ChildContext::is_as_applied`] for `or_contained`.
+    /// Returns whether an observed child is as these desired children have it. By server-side apply,
+    /// an earlier apply decides. With `or_contained`, a child that has all fields counts too.
     fn is_as(
         &self,
         child: &Child,
@@ -312,12 +308,17 @@ impl<'a> RollingChildren<'a> {
         or_contained: bool,
     ) -> Result<bool, String> {
         let Some(Some(desired)) = wanted.get(id) else { return Ok(false) };
-        match self.sync.apply.rule.strategy {
-            ApplyStrategy::DynamicApply => self.rules.is_as_desired(child, desired, &self.equal),
-            ApplyStrategy::ServerSideApply => {
-                let manager = &self.sync.apply.rule.manager;
-                self.rules.is_as_applied(child, desired, manager, &self.equal, or_contained)
+        let rule = &self.sync.apply.rule;
+        let planned = PlannedChild::Compare(child, (*desired).clone());
+        if self.rules.was_equal(&planned, self.rules.digests(&planned, rule)) {
+            return Ok(true);
+        }
+        match rule.strategy {
+            ApplyStrategy::DynamicApply => self.rules.step(planned).map(|step| step.is_none()),
+            ApplyStrategy::ServerSideApply if or_contained => {
+                self.rules.contains_desired(child, desired)
             }
+            ApplyStrategy::ServerSideApply => Ok(false),
         }
     }
 

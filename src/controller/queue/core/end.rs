@@ -1,18 +1,8 @@
-//! End of a queue, and the keys that another queue takes over.
+//! End of a queue.
 
 use std::hash::Hash;
 
-use tokio::time::Instant;
-
-use super::{
-    Core, QueuePhase, QueueTimer,
-    slots::{SlotEntry, SlotPlace},
-};
-use crate::controller::queue::{
-    hashed::Hashed,
-    item::{Add, LOW_PRIORITY, RemainingItem},
-    lazy_now::LazyNow,
-};
+use super::{Core, QueuePhase, slots::SlotPlace};
 
 impl<K: Clone + Eq + Hash> Core<K> {
     /// Refuses adds from now on and drops the delayed keys; ready keys stay available.
@@ -29,57 +19,19 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// Refuses adds and gets from now on; returns the ready and the delayed keys by time.
-    pub(in crate::controller::queue) fn close(&mut self, now: Instant) -> Vec<RemainingItem<K>> {
+    /// Refuses adds and gets from now on, and drops all keys.
+    pub(in crate::controller::queue) fn close(&mut self) {
         self.phase = QueuePhase::Closed;
         self.ready.clear();
         self.aging.clear();
-        let mut left = Vec::new();
         for entry in self.slots.entries_mut() {
-            let resync = entry.resync.take();
-            let (at, ticket) = match entry.place {
-                SlotPlace::Idle => {
-                    let Some(resync) = resync else { continue };
-                    entry.priority = LOW_PRIORITY;
-                    resync
-                }
-                SlotPlace::Waiting { until, number } => (until, number),
-                SlotPlace::Ready { ticket, .. } => {
-                    self.ready_keys -= 1;
-                    self.metrics.left(entry.priority);
-                    (now, ticket)
-                }
-            };
-            entry.place = SlotPlace::Idle;
-            if let Some(key) = entry.key.clone() {
-                let SlotEntry { priority, failures, .. } = *entry;
-                left.push((ticket, RemainingItem { key, priority, failures, at }));
+            entry.resync = None;
+            if let SlotPlace::Ready { .. } = entry.place {
+                self.ready_keys -= 1;
+                self.metrics.left(entry.priority);
             }
+            entry.place = SlotPlace::Idle;
         }
-        left.sort_by_key(|(ticket, delayed)| (delayed.at, *ticket));
-        left.into_iter().map(|(_, delayed)| delayed).collect()
-    }
-
-    /// Adds a key that another queue had left when it was closed. `hash` is that of the key.
-    pub(in crate::controller::queue) fn restore(
-        &mut self,
-        hash: u64,
-        delayed: RemainingItem<K>,
-        now: Instant,
-    ) -> (QueueTimer, bool) {
-        if self.phase != QueuePhase::Open {
-            return (QueueTimer::Keep, false);
-        }
-        let RemainingItem { key, priority, failures, at } = delayed;
-        let slot = self.slots.intern(Hashed { hash, key });
-        let after = at.saturating_duration_since(now);
-        let add = Add { priority, after, ..Add::default() };
-        let added = self.add_slot(slot, add, &mut LazyNow::at(now));
-        let entry = self.slots.get_mut(slot);
-        if failures > entry.failures {
-            (entry.failures, entry.retry_at) = (failures, Some(at));
-        }
-        added
     }
 
     /// Returns whether the queue will not return any key from now on.

@@ -12,9 +12,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::controller::ControllerMetrics;
-use crate::controller::queue::{
-    Backoff, LOW_PRIORITY, Limit, QueueRowState, RateLimiter, RemainingItem,
-};
+use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit, QueueRowState, RateLimiter};
 
 /// Queue core with a clock, and with the timers that `Queue` keeps otherwise.
 struct QueueHarness {
@@ -44,11 +42,6 @@ impl QueueHarness {
         let (timer, _) = self.core.add(hashed(key), add, &mut LazyNow::at(self.now));
         self.keep(timer);
         self
-    }
-
-    fn restore(&mut self, delayed: RemainingItem<u8>) {
-        let (timer, _) = self.core.restore(hashed(delayed.key).hash, delayed, self.now);
-        self.keep(timer);
     }
 
     fn forget(&mut self, key: u8) {
@@ -303,38 +296,17 @@ fn queue_that_is_never_empty_keeps_no_outdated_tickets() {
 }
 
 #[test]
-fn closed_queue_returns_only_the_keys_left_in_it() {
+fn closed_queue_drops_its_keys_and_takes_no_other() {
     let mut queue = QueueHarness::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
     queue.take();
 
-    let left = queue.core.close(queue.now);
+    queue.core.close();
 
-    let rows: Vec<_> =
-        left.iter().map(|it| (it.key, it.priority, it.failures, it.at - queue.now)).collect();
-    assert_eq!(rows, [(4, 0, 0, ms(0)), (2, 0, 1, ms(5)), (1, 0, 0, ms(50))]);
     queue.add(5, NOW);
     assert_eq!((queue.core.len(), queue.pop()), (0, None));
     assert!(queue.core.is_finished());
     assert!(!queue.done(3));
-}
-
-#[test]
-fn keys_left_in_one_queue_are_restored_in_another() {
-    let mut queue = QueueHarness::new();
-    queue.add(1, after(50)).add(2, FAILED).add(3, NOW);
-    let left = queue.core.close(queue.now);
-    let mut next = QueueHarness::new();
-    next.now = queue.now + ms(20);
-
-    for delayed in left {
-        next.restore(delayed);
-    }
-
-    assert_eq!(next.failures(2), 1);
-    assert_eq!(next.pop_all(), [3, 2], "both were due");
-    next.advance(ms(30));
-    assert_eq!(next.pop_all(), [1]);
 }
 
 #[test]
@@ -380,7 +352,7 @@ fn work_includes_delayed_keys() {
     queue.add(1, NOW);
     assert_eq!(queue.core.work(queue.now).waiting, 1);
 
-    queue.core.close(queue.now);
+    queue.core.close();
     assert_eq!(queue.core.work(queue.now), QueueWork::default());
 }
 

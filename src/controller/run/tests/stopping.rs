@@ -231,7 +231,7 @@ async fn dropped_write_of_a_reconciles_task_is_unconfirmed_for_its_request() {
 
     assert_eq!(harness.epoch.fence().unknown(), 1);
     let unconfirmed: Vec<_> =
-        harness.carried_over.unconfirmed.requests().iter().map(ToString::to_string).collect();
+        harness.unconfirmed.requests().iter().map(ToString::to_string).collect();
     assert_eq!(unconfirmed, ["ns/a"]);
 }
 

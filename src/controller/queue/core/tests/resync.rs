@@ -57,17 +57,6 @@ fn newer_resync_replaces_an_older_one_and_a_drain_drops_it() {
 }
 
 #[test]
-fn resync_of_a_closed_queue_is_left_as_a_delayed_key() {
-    let mut queue = QueueHarness::new();
-    queue.resync(1, Some(ms(100)));
-
-    let left = queue.core.close(queue.now);
-
-    let at = queue.now + ms(100);
-    assert_eq!(left, [RemainingItem { key: 1, priority: LOW_PRIORITY, failures: 0, at }]);
-}
-
-#[test]
 fn resync_of_a_key_that_waits_for_a_worker_is_merged_with_it() {
     let mut queue = QueueHarness::new();
     queue.resync(1, Some(ms(100)));
