@@ -28,15 +28,15 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum SummaryState {
-    /// The object is as its spec asks, or has no status that says otherwise.
+    /// Object that is as its spec asks, or has no status that says otherwise.
     Current,
-    /// Its controller has not finished yet.
+    /// Object whose controller has not finished yet.
     InProgress,
-    /// Its controller cannot go on without a change.
+    /// Object whose controller cannot continue without a change.
     Failed,
-    /// It is being deleted.
+    /// Object that is being deleted.
     Terminating,
-    /// Its status has a value that the rules of its kind do not know.
+    /// Object with a status that the rules of its kind do not know.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Rules for kinds of Kubernetes, of which many have no condition that tells the state.
+//! Rules for kinds of Kubernetes, many of which have no condition that decides.
 
 use std::time::{Duration, SystemTime};
 

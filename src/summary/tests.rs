@@ -326,7 +326,7 @@ fn deletion_comes_first_and_names_its_time() {
 }
 
 #[test]
-fn phase_and_controller_are_told_beside_the_state() {
+fn phase_and_controller_are_reported_beside_the_state() {
     let mut claim = object("v1", "PersistentVolumeClaim", json!({}), json!({"phase": "Lost"}));
     let owner = |name: &str, controller: bool| json!({"apiVersion": "v1", "kind": "A", "name": name, "uid": "u", "controller": controller});
     claim["metadata"]["ownerReferences"] = json!([owner("first", false), owner("second", true)]);
