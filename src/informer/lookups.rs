@@ -5,7 +5,11 @@
 
 use std::collections::HashMap;
 
-use super::{Interest, Object, interest::Selection, sorted_objects::SortedObjects};
+use super::{
+    Interest, Object,
+    interest::Selection,
+    sorted_objects::{Buckets, SortedObjects},
+};
 
 /// Index that finds the objects of an interest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +39,7 @@ type LabelIndexes = HashMap<Box<str>, CountedIndex>;
 pub(super) struct CountedIndex {
     users: usize,
     // By label value, or by name.
-    buckets: HashMap<Box<str>, SortedObjects>,
+    buckets: Buckets,
 }
 
 impl Lookup {
@@ -71,9 +75,9 @@ impl LookupIndexes {
             index.users += 1;
             return;
         }
-        let mut index = CountedIndex { users: 1, buckets: HashMap::new() };
+        let mut index = CountedIndex { users: 1, buckets: Buckets::default() };
         for object in objects {
-            lookup.value(object).into_iter().for_each(|value| index.insert(value, object));
+            lookup.value(object).into_iter().for_each(|value| index.buckets.insert(value, object));
         }
         match lookup {
             Lookup::Label(key) => drop(self.labels.insert(key.clone(), index)),
@@ -103,7 +107,7 @@ impl LookupIndexes {
             Interest::Selected(selection) => smallest(&self.labels, selection),
             Interest::Orphans(selection) => smallest(&self.orphans, selection),
             Interest::NamedAnywhere(name) => {
-                let bucket = self.names.as_ref()?.buckets.get(&**name);
+                let bucket = self.names.as_ref()?.buckets.get(name);
                 Some(bucket.map(SortedObjects::all).into_iter().collect())
             }
             Interest::Everything
@@ -115,14 +119,14 @@ impl LookupIndexes {
 
     /// Adds an object, or replaces it in the same places.
     pub(super) fn insert(&mut self, object: &Object) {
-        self.change(object, |index, value| index.insert(value, object));
+        self.change(object, |buckets, value| buckets.insert(value, object));
     }
 
     pub(super) fn remove(&mut self, object: &Object) {
-        self.change(object, |index, value| index.remove(value, object));
+        self.change(object, |buckets, value| buckets.remove(value, object));
     }
 
-    fn change(&mut self, object: &Object, change: impl Fn(&mut CountedIndex, &str)) {
+    fn change(&mut self, object: &Object, change: impl Fn(&mut Buckets, &str)) {
         let header = object.header();
         let orphans = Some(&mut self.orphans).filter(|_| object.controller().is_none());
         for indexes in [Some(&mut self.labels), orphans].into_iter().flatten() {
@@ -130,10 +134,12 @@ impl LookupIndexes {
                 continue;
             }
             for (key, value) in header.labels.iter() {
-                indexes.get_mut(key).into_iter().for_each(|index| change(index, value));
+                if let Some(index) = indexes.get_mut(key) {
+                    change(&mut index.buckets, value);
+                }
             }
         }
-        self.names.iter_mut().for_each(|names| change(names, &header.key.name));
+        self.names.iter_mut().for_each(|names| change(&mut names.buckets, &header.key.name));
     }
 
     fn get_mut(&mut self, lookup: &Lookup) -> Option<&mut CountedIndex> {
@@ -148,7 +154,7 @@ impl LookupIndexes {
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         let all = self.labels.values().chain(self.orphans.values()).chain(&self.names);
-        all.flat_map(|index| index.buckets.values()).map(|bucket| bucket.all().len()).sum()
+        all.flat_map(|index| index.buckets.iter()).map(|(_, bucket)| bucket.all().len()).sum()
     }
 }
 
@@ -157,7 +163,7 @@ fn smallest<'a>(indexes: &'a LabelIndexes, selection: &Selection) -> Option<Vec<
     let namespace = selection.namespace.as_ref();
     let parts = selection.positive().filter_map(|(key, values)| {
         let index = indexes.get(key)?;
-        let buckets: Vec<_> = if values.len() <= index.buckets.len() {
+        let buckets: Vec<_> = if values.len() <= index.buckets.iter().len() {
             values.into_iter().filter_map(|value| index.buckets.get(value)).collect()
         } else {
             // The values are sorted.
@@ -168,24 +174,6 @@ fn smallest<'a>(indexes: &'a LabelIndexes, selection: &Selection) -> Option<Vec<
         Some(buckets.into_iter().map(|bucket| bucket.within(namespace)).collect::<Vec<_>>())
     });
     parts.min_by_key(|parts| parts.iter().map(|it| it.len()).sum::<usize>())
-}
-
-impl CountedIndex {
-    fn insert(&mut self, value: &str, object: &Object) {
-        match self.buckets.get_mut(value) {
-            Some(bucket) => drop(bucket.insert(object)),
-            None => drop(self.buckets.insert(value.into(), SortedObjects::of(object.clone()))),
-        }
-    }
-
-    fn remove(&mut self, value: &str, object: &Object) {
-        if let Some(bucket) = self.buckets.get_mut(value) {
-            bucket.remove(object.key());
-            if bucket.all().is_empty() {
-                self.buckets.remove(value);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Sorted objects: a bucket of an index, in the order of keys.
+//! Sorted objects: a bucket of an index, in the order of keys, and the buckets by value.
 
-use std::{mem, slice, sync::Arc};
+use std::{collections::HashMap, mem, slice, sync::Arc};
 
 use super::{Object, ObjectKey};
 
@@ -8,6 +8,37 @@ use super::{Object, ObjectKey};
 /// others moves a pointer for each of those that follow.
 #[derive(Default)]
 pub(super) struct SortedObjects(Vec<Object>);
+
+/// Objects of an index by value.
+#[derive(Default)]
+pub(super) struct Buckets(HashMap<Box<str>, SortedObjects>);
+
+impl Buckets {
+    pub(super) fn get(&self, value: &str) -> Option<&SortedObjects> {
+        self.0.get(value)
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &SortedObjects)> {
+        self.0.iter().map(|(value, bucket)| (&**value, bucket))
+    }
+
+    /// Adds or replaces an object under a value.
+    pub(super) fn insert(&mut self, value: &str, object: &Object) {
+        match self.0.get_mut(value) {
+            Some(bucket) => drop(bucket.insert(object)),
+            None => drop(self.0.insert(value.into(), SortedObjects::of(object.clone()))),
+        }
+    }
+
+    pub(super) fn remove(&mut self, value: &str, object: &Object) {
+        if let Some(bucket) = self.0.get_mut(value) {
+            bucket.remove(object.key());
+            if bucket.all().is_empty() {
+                self.0.remove(value);
+            }
+        }
+    }
+}
 
 impl SortedObjects {
     pub(super) fn of(object: Object) -> Self {

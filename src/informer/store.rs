@@ -172,8 +172,7 @@ impl Store {
     fn by_own_index(&self, name: &str, value: &str) -> Option<Vec<Object>> {
         let state = self.read();
         let buckets = state.indexes.get(self.reader.as_ref()?.id, name)?;
-        let bucket = buckets.get(value).into_iter().flatten();
-        Some(bucket.map(|entry| entry.object().clone()).collect())
+        Some(buckets.get(value).map(|bucket| bucket.all().to_vec()).unwrap_or_default())
     }
 
     /// Adds an index, over the current and future objects that the subscription keeps whole, until

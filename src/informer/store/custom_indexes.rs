@@ -1,15 +1,11 @@
 //! Custom indexes: those of a store's subscribers, by value.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    hash::{Hash, Hasher},
-    mem,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 use crate::informer::{
     Index, Object,
     interest::{InterestIndex, SubscriberId},
+    sorted_objects::Buckets,
 };
 
 /// Indexes of the subscribers that have any.
@@ -23,12 +19,6 @@ pub(super) struct SubscriberIndexes {
     whole: Arc<InterestIndex<()>>,
     indexes: Vec<(Index, Buckets)>,
 }
-
-/// Objects of an index, by value.
-pub(super) type Buckets = HashMap<String, HashSet<HashedObject>>;
-
-/// Object that is hashed and compared by its key, so that a bucket entry is one pointer.
-pub(super) struct HashedObject(Object);
 
 impl CustomIndexes {
     /// Adds an index over the current `objects` and those that follow. No effect if the subscriber
@@ -47,10 +37,10 @@ impl CustomIndexes {
         if own.indexes.iter().any(|(known, _)| *known == index) {
             return;
         }
-        let mut buckets = Buckets::new();
+        let mut buckets = Buckets::default();
         for object in objects.filter(|object| own.indexes_object(object)) {
             for value in index.values(object) {
-                insert(&mut buckets, value, object);
+                buckets.insert(&value, object);
             }
         }
         own.indexes.push((index, buckets));
@@ -68,11 +58,11 @@ impl CustomIndexes {
     }
 
     pub(super) fn insert(&mut self, object: &Object) {
-        self.change(object, |buckets, value| insert(buckets, value, object));
+        self.change(object, |buckets, value| buckets.insert(value, object));
     }
 
     pub(super) fn remove(&mut self, object: &Object) {
-        self.change(object, |buckets, value| remove(buckets, &value, object));
+        self.change(object, |buckets, value| buckets.remove(value, object));
     }
 
     /// Removes all objects, but no index. They are not to be dropped under the store's lock.
@@ -82,11 +72,11 @@ impl CustomIndexes {
     }
 
     /// Calls `change` for each value of an object in each index that has it.
-    fn change(&mut self, object: &Object, change: impl Fn(&mut Buckets, String)) {
+    fn change(&mut self, object: &Object, change: impl Fn(&mut Buckets, &str)) {
         for own in self.subscribers.values_mut() {
             if own.indexes_object(object) {
                 for (index, buckets) in &mut own.indexes {
-                    index.values(object).into_iter().for_each(|value| change(buckets, value));
+                    index.values(object).iter().for_each(|value| change(buckets, value));
                 }
             }
         }
@@ -98,36 +88,3 @@ impl SubscriberIndexes {
         object.is_whole() && self.whole.concerns(object.header())
     }
 }
-
-impl HashedObject {
-    pub(super) fn object(&self) -> &Object {
-        &self.0
-    }
-}
-
-fn insert(buckets: &mut Buckets, value: String, object: &Object) {
-    buckets.entry(value).or_default().replace(HashedObject(object.clone()));
-}
-
-fn remove(buckets: &mut Buckets, value: &str, object: &Object) {
-    if let Some(bucket) = buckets.get_mut(value) {
-        bucket.remove(&HashedObject(object.clone()));
-        if bucket.is_empty() {
-            buckets.remove(value);
-        }
-    }
-}
-
-impl Hash for HashedObject {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key().hash(state);
-    }
-}
-
-impl PartialEq for HashedObject {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.key() == other.0.key()
-    }
-}
-
-impl Eq for HashedObject {}
