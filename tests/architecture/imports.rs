@@ -9,7 +9,7 @@ use std::{
 use super::{cycles::Crate, names};
 
 /// Each room of `src`, with the rooms and crates that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 18] = [
+const ROOMS: [(&str, &[&str]); 19] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
@@ -19,11 +19,12 @@ const ROOMS: [(&str, &[&str]); 18] = [
     ("list_page", &[]),
     ("resume_version", &[]),
     ("signals", &[]),
+    ("apply", &[]),
     ("discovery", &[]),
     ("manager", &["discovery"]),
     ("informer", &[]),
-    ("controller", &["discovery", "manager", "informer"]),
-    ("meta", &["discovery", "manager", "informer", "controller", "transport"]),
+    ("controller", &["discovery", "manager", "informer", "apply"]),
+    ("meta", &["discovery", "manager", "informer", "controller", "apply", "transport"]),
     ("runtime", &["discovery", "manager", "informer", "controller"]),
     ("server", &["manager"]),
     ("fuzzing", &["discovery", "informer", "meta"]),
@@ -59,7 +60,8 @@ const SMALL: [&str; 8] = [
 ];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 5] = [
+const OF_TESTS: [(&str, &[&str]); 6] = [
+    ("apply", &["testing"]),
     // The API server of an election; connections under a fence.
     ("manager", &["testing", "transport"]),
     ("controller", &["testing"]),
