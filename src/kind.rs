@@ -16,6 +16,19 @@ pub struct GroupKind {
     pub kind: String,
 }
 
+/// Kinds whose objects are never deleted as a consequence of another change: the loss would be too
+/// large.
+const NEVER_DELETED: [(&str, &str); 3] = [
+    ("", "Namespace"),
+    ("", "PersistentVolumeClaim"),
+    ("apiextensions.k8s.io", "CustomResourceDefinition"),
+];
+
+/// Returns whether objects of a kind are never deleted for an owner that is gone.
+pub(crate) fn is_never_deleted(group: &str, kind: &str) -> bool {
+    NEVER_DELETED.contains(&(group, kind))
+}
+
 /// Plural resource name without its version; a CRD is named after it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupResource {

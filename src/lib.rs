@@ -49,6 +49,7 @@
 //! | [`duration`] | durations in Go's notation | |
 //! | [`redaction`] | errors that leave the process, without secrets | |
 //! | [`summary`] | state of any object, by its status | |
+//! | [`apply`] | sets of objects with proven membership, for any client | |
 //! | [`discovery`] | the types that the cluster serves | |
 //! | [`manager`] | conditions, epochs and fences of runnables | |
 //! | [`informer`] | shared, stoppable caches | |
@@ -64,9 +65,10 @@
 //!
 //! [`discovery`], [`manager`], [`informer`], [`controller`] and [`meta`] are the rooms of the engine,
 //! in the order of the flow. A room starts at the file of its name, and imports only rooms before
-//! it; [`meta`] also imports [`transport`]. [`transport`] and [`testing`] are
-//! crates of their own, in `crates/`. Every room may import the small modules: [`kind`],
-//! [`duration`], [`redaction`], [`summary`], `src/guard.rs` (panics
+//! it; [`controller`] and [`meta`] also import [`apply`], which needs a client alone, and [`meta`]
+//! imports [`transport`]. [`transport`] and [`testing`] are crates of their own, in `crates/`.
+//! Every room may import the small modules: [`kind`], [`duration`], [`redaction`], [`summary`],
+//! `src/guard.rs` (panics
 //! of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists),
 //! `src/resume_version.rs` (positions of watches) and `src/owner_gauge.rs` (gauges of tasks and
 //! timers per owner). `tests/architecture.rs` checks the imports. The binary (`src/main.rs`,
@@ -327,6 +329,20 @@
 //! | objects are updated where patches are forbidden | `src/meta/resource/patches.rs::merge` |
 //! | status of a parent is written | `src/meta/sync/parent_writes.rs::write_status`, unless `src/meta/parent/sync_state.rs` delays it |
 //!
+//! ## Sets of objects
+//!
+//! | mechanism | place |
+//! |---|---|
+//! | set is checked, and its objects carry their membership | `src/apply/checked_set.rs::of` |
+//! | set is applied: lists, writes, deletions | `src/apply/set_run.rs::run` |
+//! | live object is proven to be a member | `src/apply/membership.rs::of` |
+//! | object is created, updated, adopted, replaced or left | `src/apply/decision.rs::of`; executed by `src/apply/object_write.rs::write` |
+//! | member that left its set is deleted | `src/apply/object_write.rs::depart` |
+//! | members of lost owners are purged | `src/apply/purge.rs::purge` |
+//! | kinds of a set are kept on its owner | `src/apply/kinds_record.rs::add` |
+//! | plan is recorded by dry runs | `src/apply/writer.rs::apply` |
+//! | unchanged object needs no request | `src/apply/written_versions.rs::put` |
+//!
 //! ## Declared controllers
 //!
 //! | mechanism | place |
@@ -389,6 +405,8 @@ mod list_page;
 mod owner_gauge;
 mod resume_version;
 mod token_bucket;
+
+pub mod apply;
 
 pub mod discovery;
 

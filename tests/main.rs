@@ -7,6 +7,7 @@ mod adopted;
 #[cfg(feature = "cli")]
 mod adoption;
 mod aggregated;
+mod apply_sets;
 #[cfg(feature = "meta")]
 mod architecture;
 mod authority;

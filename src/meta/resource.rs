@@ -16,7 +16,12 @@ use serde::{
 use serde_json::{Value, json, value::RawValue};
 use tokio::time::timeout;
 
+pub(crate) use crate::apply::refusal::{
+    is_already_there, is_conflict, is_denied, is_gone, is_invalid, is_no_dry_run, is_not_found,
+    is_other_uid,
+};
 use crate::{
+    apply::refusal::status,
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ObjectIdentity, Requester, request_bytes, retry_after, wait_details},
@@ -420,54 +425,6 @@ async fn exchange(
 #[error("the API server did not answer within {DEADLINE:?}")]
 struct NoResponse;
 
-/// Returns the HTTP status and reason, if the server answered.
-fn status(error: &kube::Error) -> Option<(u16, &str)> {
-    let kube::Error::Api(status) = error else { return None };
-    Some((status.code, status.reason.as_str()))
-}
-
-/// Returns whether the object is proven to be absent: the server serves the type and names the
-/// object that it did not find. Any other 404 proves nothing; a server sends it while it starts, or
-/// while it does not serve the type.
-pub(crate) fn is_gone(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
-    status.code == 404 && status.reason == "NotFound" && names_it && !is_denied(error)
-}
-
-/// Returns whether the response is any 404: the object or its type is absent, or its state is
-/// unknown.
-pub(crate) fn is_not_found(error: &kube::Error) -> bool {
-    status(error).is_some_and(|(code, _)| code == 404)
-}
-
-/// Returns whether the server cannot do the dry run, because a webhook does not support it.
-pub(crate) fn is_no_dry_run(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    status.code == 400 && status.message.contains("does not support dry run")
-}
-
-/// Returns whether an admission webhook or an admission policy denies the request, which may have
-/// any code. A denial has no reason of its own, so it is recognised by its text. A webhook that
-/// cannot be called denies nothing.
-pub(crate) fn is_denied(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let has = |text: &str| status.message.contains(text);
-    has("admission webhook") && has("denied the request") || has("' denied request: ")
-}
-
-/// Returns whether the server finds the object invalid.
-pub(crate) fn is_invalid(error: &kube::Error) -> bool {
-    status(error).is_some_and(|(code, _)| code == 422)
-}
-
-/// Returns whether the object has another uid than the one that is applied.
-pub(crate) fn is_other_uid(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
-}
-
 /// Returns whether the server or an admission policy refuses the request as such.
 pub(crate) fn is_refused(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| matches!(code, 400 | 403))
@@ -487,25 +444,11 @@ pub(crate) fn is_patch_forbidden(error: &kube::Error) -> bool {
     status.code == 403 && (has("cannot patch resource") || has("the right is missing"))
 }
 
-/// Returns whether another client wrote first. Denials by admission have any code, this one too.
-pub(crate) fn is_conflict(error: &kube::Error) -> bool {
-    let is_conflict =
-        status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists");
-    is_conflict && !is_denied(error)
-}
-
 /// Returns whether a deletion is refused because the object has another uid: it was deleted, and
 /// another one was created under its name. Other conflicts leave the object as it is.
 pub(crate) fn is_other_object(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     is_conflict(error) && status.message.to_lowercase().contains("precondition")
-}
-
-/// Returns whether an object of that name exists.
-pub(crate) fn is_already_there(error: &kube::Error) -> bool {
-    let is_there =
-        status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists");
-    is_there && !is_denied(error)
 }
 
 /// Returns whether a create was refused because its namespace is being deleted.
@@ -600,24 +543,5 @@ mod tests {
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
         assert_eq!(serde_json::from_str::<ServerObject>("{}").unwrap().other_writer(), None);
-    }
-
-    #[track_caller]
-    fn check(reason: &str, name: Option<&str>, gone: bool) {
-        let details = name.map(|name| json!({ "name": name }));
-        let status = json!({ "code": 404, "reason": reason, "details": details });
-        let error = kube::Error::Api(serde_json::from_value(status).unwrap());
-
-        assert!(is_not_found(&error));
-        assert_eq!(is_gone(&error), gone, "{reason} {name:?}");
-    }
-
-    #[test]
-    fn a_404_proves_absence_only_of_what_it_names() {
-        check("NotFound", Some("gear"), true);
-        // A type that the server does not serve, built in or not, and a server that starts.
-        check("NotFound", Some(""), false);
-        check("NotFound", None, false);
-        check("Failed to parse error data", None, false);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use super::{cycles::Crate, names};
 
 /// Each room of `src`, with the rooms and crates that it imports besides the [`SMALL`] ones.
-const ROOMS: [(&str, &[&str]); 19] = [
+const ROOMS: [(&str, &[&str]); 20] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
@@ -20,11 +20,12 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("list_page", &[]),
     ("resume_version", &[]),
     ("signals", &[]),
+    ("apply", &[]),
     ("discovery", &[]),
     ("manager", &["discovery"]),
     ("informer", &[]),
-    ("controller", &["discovery", "manager", "informer"]),
-    ("meta", &["discovery", "manager", "informer", "controller", "transport"]),
+    ("controller", &["discovery", "manager", "informer", "apply"]),
+    ("meta", &["discovery", "manager", "informer", "controller", "apply", "transport"]),
     ("runtime", &["discovery", "manager", "informer", "controller"]),
     ("server", &["manager"]),
     ("fuzzing", &["discovery", "informer", "meta"]),
@@ -61,7 +62,8 @@ const SMALL: [&str; 9] = [
 ];
 
 /// Rooms that only the test modules of a room import.
-const OF_TESTS: [(&str, &[&str]); 5] = [
+const OF_TESTS: [(&str, &[&str]); 6] = [
+    ("apply", &["testing"]),
     // The API server of an election; connections under a fence.
     ("manager", &["testing", "transport"]),
     ("controller", &["testing"]),

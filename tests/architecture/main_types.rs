@@ -4,6 +4,11 @@ use std::{fs, path::Path};
 
 /// Main types of each file below `src`.
 const MAIN_TYPES: &[(&str, &[&str])] = &[
+    ("apply/adopt.rs", &["Adopt"]),
+    ("apply/applier.rs", &["Applier"]),
+    ("apply/object_name.rs", &["ObjectName"]),
+    ("apply/plan.rs", &["Plan"]),
+    ("apply/set.rs", &["Set"]),
     ("controller/builder.rs", &["Builder"]),
     ("controller/cluster.rs", &["Cluster", "ClusterOptions", "ClusterRunnable"]),
     ("controller/context.rs", &["Context"]),

@@ -8,9 +8,9 @@ use kube::{
     core::{Request, request},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
 
 use crate::{
+    apply::intent::intent,
     controller::Context,
     kind::{Scope, TypeRef},
 };
@@ -146,7 +146,9 @@ impl Context {
                 return Err(ApplyError::NoNamespace(type_ref));
             }
         }
-        let patch = Patch::Apply(intent::<K>(serde_json::to_value(object)?, of, subresource));
+        let object = serde_json::to_value(object)?;
+        let intent = intent(object, &K::api_version(of), &K::kind(of), subresource);
+        let patch = Patch::Apply(intent);
         let by = PatchParams::apply(self.epoch().controller().as_str()).force();
         let request = Request::new(K::url_path(of, namespace));
         let request = match subresource {
@@ -154,70 +156,5 @@ impl Context {
             Some(subresource) => request.patch_subresource(subresource, name, &by, &patch)?,
         };
         Ok(self.client().request(request).await?)
-    }
-}
-
-/// Returns the fields to be sent: an intent has a type, and no metadata of the server.
-fn intent<K: Resource>(mut object: Value, of: &K::DynamicType, subresource: Option<&str>) -> Value {
-    object["apiVersion"] = K::api_version(of).as_ref().into();
-    object["kind"] = K::kind(of).as_ref().into();
-    let Some(fields) = object.as_object_mut() else { return object };
-    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.retain(|field, _| match subresource {
-            None => !matches!(
-                field.as_str(),
-                "creationTimestamp"
-                    | "deletionGracePeriodSeconds"
-                    | "deletionTimestamp"
-                    | "generation"
-                    | "managedFields"
-                    | "resourceVersion"
-                    | "selfLink"
-            ),
-            Some(_) => matches!(field.as_str(), "name" | "namespace" | "uid"),
-        });
-    }
-    if let Some(subresource) = subresource {
-        fields.retain(|field, _| {
-            matches!(field.as_str(), "apiVersion" | "kind" | "metadata") || field == subresource
-        });
-    }
-    object
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::apps::v1::Deployment;
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn intent_has_the_type_and_no_metadata_of_the_server() {
-        let read = json!({
-            "metadata": {
-                "name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "5",
-                "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0,
-                "generation": 2, "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [],
-                "labels": { "app": "a" },
-            },
-            "spec": { "replicas": 1 }, "status": { "replicas": 1 },
-        });
-        let typed = json!({ "apiVersion": "apps/v1", "kind": "Deployment" });
-
-        let whole = intent::<Deployment>(read.clone(), &(), None);
-        let mut expected = typed.clone();
-        expected["metadata"] = json!({
-            "name": "a", "namespace": "ns", "uid": "1", "labels": { "app": "a" },
-        });
-        expected["spec"] = json!({ "replicas": 1 });
-        expected["status"] = json!({ "replicas": 1 });
-        assert_eq!(whole, expected);
-
-        let status = intent::<Deployment>(read, &(), Some("status"));
-        let mut expected = typed;
-        expected["metadata"] = json!({ "name": "a", "namespace": "ns", "uid": "1" });
-        expected["status"] = json!({ "replicas": 1 });
-        assert_eq!(status, expected);
     }
 }

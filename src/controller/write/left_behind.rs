@@ -16,21 +16,8 @@ use kube::{
 use super::{apply::ApplyError, owner_reference::is_same_owner};
 use crate::{
     controller::Context,
-    kind::{Scope, ServedType, TypeRef},
+    kind::{Scope, ServedType, TypeRef, is_never_deleted},
 };
-
-/// Types whose objects are never deleted for an owner that is gone: the loss would be too large, and
-/// the garbage collector decides.
-const KEPT: [(&str, &str); 3] = [
-    ("", "Namespace"),
-    ("", "PersistentVolumeClaim"),
-    ("apiextensions.k8s.io", "CustomResourceDefinition"),
-];
-
-/// Returns whether objects of a kind are never deleted for an owner that is gone.
-pub(crate) fn is_kept(group: &str, kind: &str) -> bool {
-    KEPT.contains(&(group, kind))
-}
 
 /// Child of an earlier owner, as it was read.
 #[derive(Debug, PartialEq)]
@@ -85,7 +72,7 @@ impl Context {
     ) -> Result<bool, ApplyError> {
         let desired = desired.meta();
         let name = desired.name.as_deref().ok_or(ApplyError::NoName)?;
-        if is_kept(&K::group(of), &K::kind(of)) {
+        if is_never_deleted(&K::group(of), &K::kind(of)) {
             return Ok(false);
         }
         let path = Request::new(K::url_path(of, desired.namespace.as_deref()));

@@ -10,7 +10,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::meta::{children::last_applied, definition::apply_strategy::METACONTROLLER};
+use crate::{
+    apply::managed_fields::{entries, guarded, is_entry, merge_fields, merge_into_applied},
+    meta::{children::last_applied, definition::apply_strategy::METACONTROLLER},
+};
 
 /// Returns the patch that hands the fields of dynamic apply to server-side apply; `None` if the
 /// object has neither the annotation nor fields of dynamic apply.
@@ -21,15 +24,8 @@ pub(crate) fn to_server_side(live: &Value, manager: &str) -> Option<Value> {
     if !is_remembered && !entries.iter().any(is_dynamic) {
         return None;
     }
-    let applied = entries.iter().position(|entry| is_entry(entry, manager, "Apply"));
-    if let Some(target) = applied.or_else(|| entries.iter().position(is_dynamic)) {
-        merge_fields(&mut entries, target, METACONTROLLER, "Update");
-        let target = &mut entries[target];
-        target["manager"] = manager.into();
-        target["operation"] = "Apply".into();
-        forget_annotation(target);
-        entries.retain(|entry| !is_dynamic(entry));
-    }
+    merge_into_applied(&mut entries, METACONTROLLER, manager);
+    entries.iter_mut().filter(|it| is_entry(it, manager, "Apply")).for_each(forget_annotation);
     let mut patch = guarded(live, entries);
     if is_remembered {
         patch["metadata"]["annotations"] = json!({ last_applied::LAST_APPLIED: null });
@@ -96,64 +92,6 @@ impl AppliedFields {
         let mut patch = guarded(live, self.entries);
         patch["metadata"]["annotations"] = json!({ last_applied::LAST_APPLIED: remembered });
         patch
-    }
-}
-
-/// Returns a patch of the managed fields for exactly this version of the object.
-fn guarded(live: &Value, entries: Vec<Value>) -> Value {
-    let metadata = live.get("metadata").unwrap_or(&Value::Null);
-    let mut patch = json!({
-        "metadata": { "uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"] },
-    });
-    // An empty list would not be taken as given.
-    if !entries.is_empty() {
-        patch["metadata"]["managedFields"] = entries.into();
-    }
-    patch
-}
-
-fn entries(live: &Value) -> Vec<Value> {
-    let entries = live.pointer("/metadata/managedFields").and_then(Value::as_array);
-    entries.cloned().unwrap_or_default()
-}
-
-/// Returns whether an entry is that of a manager for the object itself, without its subresources.
-fn is_entry(entry: &Value, manager: &str, operation: &str) -> bool {
-    let text = |field: &str| entry.get(field).and_then(Value::as_str).unwrap_or_default();
-    (text("manager"), text("operation"), text("subresource")) == (manager, operation, "")
-}
-
-/// Adds the fields of a manager's entries to those of another entry. Entries of another version of
-/// the type have other paths, and are left out.
-fn merge_fields(entries: &mut [Value], target: usize, manager: &str, operation: &str) {
-    let version = entries[target].get("apiVersion").cloned();
-    let mut fields = entries[target].get("fieldsV1").cloned().unwrap_or_default();
-    for entry in entries.iter().filter(|entry| is_entry(entry, manager, operation)) {
-        if entry.get("apiVersion") == version.as_ref() {
-            add(&mut fields, entry.get("fieldsV1").unwrap_or(&Value::Null));
-        }
-    }
-    entries[target]["fieldsV1"] = fields;
-}
-
-/// Adds a set of fields to another. An empty map is a field by itself; a map with members is one
-/// only with the member `.`.
-fn add(fields: &mut Value, more: &Value) {
-    let Some(more) = more.as_object() else { return };
-    let Some(fields) = fields.as_object_mut() else {
-        *fields = Value::Object(more.clone());
-        return;
-    };
-    if fields.is_empty() != more.is_empty() {
-        fields.insert(".".to_owned(), json!({}));
-    }
-    for (name, below) in more {
-        match fields.get_mut(name) {
-            Some(known) => add(known, below),
-            None => {
-                fields.insert(name.clone(), below.clone());
-            }
-        }
     }
 }
 

@@ -6,9 +6,8 @@
 
 use super::{Apply, WrittenChild};
 use crate::{
-    controller::write::left_behind::is_kept,
     informer::{ObjectKey, StringMap},
-    kind::ServedType,
+    kind::{ServedType, is_never_deleted},
     manager::Requester,
     meta::{
         children::ownership::Ownership,
@@ -41,7 +40,7 @@ impl LeftBehindChild {
             || !is_earlier(owner, metadata.namespace.as_deref(), parent)
             || parent.terminating
             || !ownership.is_marked(annotations)
-            || is_kept(&served.identity.group, &served.kind)
+            || is_never_deleted(&served.identity.group, &served.kind)
         {
             return None;
         }

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{Child, ChildContext, DesiredChild, PlannedChild, WriteStep, last_applied, merge};
 use crate::{
+    apply::intent::as_yaml,
     kind::VersionOrder,
     meta::{definition::UpdateMethod, json::go_json},
     redaction,
@@ -109,24 +110,9 @@ pub(crate) fn with_uid(configuration: &Bytes, uid: &str) -> Result<Bytes, String
     Ok(encoded(&object))
 }
 
-/// Encodes a configuration. The API server reads it as YAML, which refuses some characters of JSON,
-/// and takes the character U+0085 for a space.
+/// Encodes a configuration for server-side apply.
 pub(super) fn encoded(object: &Value) -> Bytes {
-    let text = go_json::encode(object);
-    let is_refused =
-        |one: &char| matches!(one, '\u{7f}'..='\u{9f}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
-    if !text.chars().any(|one| is_refused(&one)) {
-        return text.into();
-    }
-    let mut escaped = String::with_capacity(text.len());
-    for one in text.chars() {
-        if is_refused(&one) {
-            escaped.push_str(&format!("\\u{:04x}", u32::from(one)));
-        } else {
-            escaped.push(one);
-        }
-    }
-    escaped.into()
+    as_yaml(go_json::encode(object)).into()
 }
 
 /// Returns whether an object has all these fields.
@@ -247,17 +233,6 @@ mod tests {
             assert!(matches!(step, Some(WriteStep::TransferFields { back: None, .. })), "{step:?}");
         }
         assert_eq!(step(UpdateMethod::OnDelete, Some(observed), config_map("1")), None);
-    }
-
-    #[test]
-    fn characters_that_yaml_refuses_are_escaped() {
-        let text = "\u{7f}\u{85}\u{feff}\u{ffff}é\u{1f600}\n";
-
-        let encoded = encoded(&json!({"a": text}));
-
-        let shown = std::str::from_utf8(&encoded).unwrap();
-        assert_eq!(shown, "{\"a\":\"\\u007f\\u0085\\ufeff\\uffffé\u{1f600}\\n\"}");
-        assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), json!({"a": text}));
     }
 
     #[test]

@@ -202,6 +202,14 @@ impl SimulatedCluster {
             if is_status {
                 return Err(Refusal::not_found(resource, &key.1));
             }
+            let uid = object::uid(&wanted);
+            if !uid.is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing \
+                     object was found"
+                );
+                return Err(Refusal::conflict(resource, &key.1, &why));
+            }
             let empty = json!({});
             let mut object = managed::apply(&empty, &wanted, writer, true)?;
             let managed = object::metadata(&mut object).remove("managedFields");

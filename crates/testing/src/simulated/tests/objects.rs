@@ -134,6 +134,12 @@ async fn apply_creates_merges_and_conflicts() {
     );
     let (code, forced) = harness.patch(&format!("{}&force=true", by("bob")), APPLY, other).await;
     assert_eq!((code, &forced["spec"]["size"]), (200, &json!(2)));
+    let absent = json!({
+        "apiVersion": "x.test/v1", "kind": "Widget", "metadata": { "name": "b", "uid": "gone" },
+    });
+    let path = format!("{WIDGETS}/b?fieldManager=alice");
+    let (code, refused) = harness.patch(&path, APPLY, absent).await;
+    assert_eq!((code, &refused["reason"]), (409, &json!("Conflict")), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]
