@@ -18,15 +18,22 @@ pub struct GroupKind {
 
 /// Kinds whose objects are never deleted as a consequence of another change: the loss would be too
 /// large.
-const NEVER_DELETED: [(&str, &str); 3] = [
-    ("", "Namespace"),
-    ("", "PersistentVolumeClaim"),
-    ("apiextensions.k8s.io", "CustomResourceDefinition"),
+const NEVER_DELETED: [(&str, &str, &str); 3] = [
+    ("", "Namespace", "namespaces"),
+    ("", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    ("apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions"),
 ];
 
 /// Returns whether objects of a kind are never deleted for an owner that is gone.
 pub(crate) fn is_never_deleted(group: &str, kind: &str) -> bool {
-    NEVER_DELETED.contains(&(group, kind))
+    NEVER_DELETED.iter().any(|(of, name, _)| (*of, *name) == (group, kind))
+}
+
+/// Returns whether a resource is one whose objects are never deleted, under the name of another
+/// kind.
+pub(crate) fn is_kept_by_another_kind(group: &str, kind: &str, plural: &str) -> bool {
+    let mut kept = NEVER_DELETED.iter().filter(|(of, ..)| *of == group);
+    kept.any(|(_, name, resource)| (*name == kind) != (*resource == plural))
 }
 
 /// Plural resource name without its version; a CRD is named after it.

@@ -14,7 +14,7 @@ pub use pilotlight_redaction::*;
 /// Longest field path that is kept, in bytes.
 const FIELD_BYTES: usize = 128;
 /// Number of causes of a refusal that are kept.
-const CAUSES: usize = 8;
+pub(crate) const CAUSES: usize = 8;
 
 /// Returns the message of a panic if it is a literal. A formatted message may quote an object, and
 /// is left out.

@@ -62,7 +62,10 @@ impl CheckedSet {
         let mut names = BTreeSet::new();
         let mut desired = Vec::new();
         for object in objects {
-            let object = DesiredObject::of(object, &id, &holder, set.is_controller)?;
+            let group_kind = object.kind.group_kind();
+            let is_kept = keeps(&group_kind, &set.deletable);
+            let holder = (!is_kept).then_some(&holder);
+            let object = DesiredObject::of(object, &id, holder, set.is_controller)?;
             let refused = |why| Err(Error::Object { object: object.name.to_string(), why });
             if set.namespace.is_some() && object.name.namespace != set.namespace {
                 return refused("the set is confined to another namespace");
@@ -87,7 +90,7 @@ impl CheckedSet {
 
     /// Returns whether members of a kind are never deleted.
     pub(super) fn keeps(&self, kind: &GroupKind) -> bool {
-        is_never_deleted(&kind.group, &kind.kind) && !self.deletable.contains(kind)
+        keeps(kind, &self.deletable)
     }
 
     /// Returns whether an object is in the set.
@@ -105,6 +108,11 @@ impl CheckedSet {
     }
 }
 
+/// Returns whether members of a kind are never deleted.
+fn keeps(kind: &GroupKind, deletable: &BTreeSet<GroupKind>) -> bool {
+    is_never_deleted(&kind.group, &kind.kind) && !deletable.contains(kind)
+}
+
 /// Returns whether objects of a kind are written before others.
 pub(super) fn precedes(kind: &GroupKind) -> bool {
     let first = [("", "Namespace"), ("apiextensions.k8s.io", "CustomResourceDefinition")];
@@ -112,10 +120,11 @@ pub(super) fn precedes(kind: &GroupKind) -> bool {
 }
 
 impl DesiredObject {
+    /// Checks an object. With the kind of the owner, the garbage collector deletes it with its owner.
     fn of(
         object: SetObject,
         set: &SetId,
-        holder: &SetKind,
+        holder: Option<&SetKind>,
         is_controller: bool,
     ) -> Result<Self, Error> {
         let SetObject { kind, json } = object;
@@ -167,7 +176,9 @@ impl DesiredObject {
             .map_err(|source| Error::Encode { kind: kind.kind.clone(), source })?;
         metadata["labels"][SET_LABEL] = set.label().into();
         metadata["annotations"][MEMBER_ANNOTATION] = record.into();
-        refer_to_owner(metadata, set, holder, is_controller);
+        if let Some(holder) = holder {
+            refer_to_owner(metadata, set, holder, is_controller);
+        }
         let digest = FieldDigest::of(&[&intent.to_string()]);
         Ok(Self { kind, name, intent, digest })
     }

@@ -15,6 +15,8 @@ use super::{
     set_kind::SetKind,
 };
 
+/// Kinds of one set at most, since each is listed at every apply.
+const KINDS: usize = 256;
 /// Attempts to write the kinds while other clients change the owner.
 const ATTEMPTS: usize = 5;
 
@@ -48,7 +50,11 @@ impl KindsRecord {
         let kinds = match annotations.and_then(|it| it.get(&annotation)) {
             None => Vec::new(),
             Some(text) => serde_json::from_str(text)
-                .map_err(|_| Error::Kinds { owner: owner.to_string(), annotation })?,
+                .ok()
+                .filter(|kinds: &Vec<SetKind>| {
+                    kinds.len() <= KINDS && kinds.iter().all(SetKind::is_plausible)
+                })
+                .ok_or_else(|| Error::Kinds { owner: owner.to_string(), annotation })?,
         };
         Ok(Self { kinds, holder })
     }

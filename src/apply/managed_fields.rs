@@ -64,10 +64,12 @@ fn in_refusals(element: &str) -> String {
 }
 
 /// Returns the patch that makes what a manager created or updated the fields of its server-side
-/// apply; `None` if there is nothing to hand over.
+/// apply; `None` if there is nothing to hand over. A manager that has applied the object keeps what
+/// it has updated since, such as the kinds of another set.
 pub(super) fn handed_over(live: &Value, manager: &str) -> Option<Value> {
     let mut entries = entries(live);
-    if !entries.iter().any(|entry| is_entry(entry, manager, "Update")) {
+    let has = |operation| entries.iter().any(|entry| is_entry(entry, manager, operation));
+    if !has("Update") || has("Apply") {
         return None;
     }
     merge_into_applied(&mut entries, manager, manager);
@@ -195,6 +197,8 @@ mod tests {
         let applied = entry("m", "Apply", json!({ "f:data": { "f:a": {} } }));
         assert_eq!(patch, live(json!([other, applied])));
         assert_eq!(handed_over(&live(json!([other, applied])), "m"), None);
+        let kinds = entry("m", "Update", json!({ "f:metadata": {} }));
+        assert_eq!(handed_over(&live(json!([applied, kinds])), "m"), None);
     }
 
     #[test]

@@ -10,7 +10,9 @@ use super::{
     object_name::ObjectName,
     outcome::{ContestedFields, PendingReason, ReplaceReason, WriteResult},
     plan::field_change::FieldChange,
-    refusal::{causes, is_already_there, is_conflict, is_gone, is_invalid, is_other_uid},
+    refusal::{
+        causes, is_already_there, is_conflict, is_denied, is_gone, is_invalid, is_other_uid,
+    },
     set_kind::SetKind,
     writer::Writer,
     written_versions::{SetVersions, WrittenVersion},
@@ -172,7 +174,7 @@ impl ObjectWrites<'_> {
         if let Err(error) = &applied {
             let contested = contested(error);
             if !contested.is_empty() {
-                if !self.may_force(live, &contested) {
+                if !self.may_force(desired, live, &contested) {
                     return WriteResult::Contested(contested).into();
                 }
                 applied = self.writer.apply(desired, live, true).await;
@@ -191,15 +193,30 @@ impl ObjectWrites<'_> {
             Err(error) if is_gone(&error) || is_other_uid(&error) || is_conflict(&error) => {
                 Attempt::Outdated
             }
-            Err(error) if is_invalid(&error) => self.replace_invalid(desired, live, error).await,
+            // An object that is adopted is not the set's to delete, and a denial is no immutable field.
+            Err(error) if is_invalid(&error) && !adopts && !is_denied(&error) => {
+                self.replace_invalid(desired, live, error).await
+            }
             Err(error) => refused(desired, "applying", error),
         }
     }
 
     /// Returns whether the set has applied all of these fields and owns them still, besides other
     /// managers. Its own creates are handed over before an apply.
-    fn may_force(&self, live: &LiveObject, contested: &[ContestedFields]) -> bool {
+    fn may_force(
+        &self,
+        desired: &DesiredObject,
+        live: &LiveObject,
+        contested: &[ContestedFields],
+    ) -> bool {
         let manager = self.writer.requests.manager;
+        let fields = contested.iter().map(|it| it.fields.len()).sum::<usize>();
+        // The redaction of a refusal may have cut further fields.
+        if redaction::is_secret(&desired.kind.group, &desired.kind.plural)
+            && fields >= redaction::CAUSES
+        {
+            return false;
+        }
         contested
             .iter()
             .filter(|it| it.manager != manager)

@@ -1,6 +1,6 @@
 //! Purge of orphans: members whose owner is gone, and which the garbage collector does not reach.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::{
     applier::Applier,
@@ -22,7 +22,7 @@ struct Purge<'a> {
     /// Type of the owners.
     owners: &'a SetKind,
     /// Owners that were read, with the proof that they are gone.
-    known: BTreeMap<String, bool>,
+    known: HashMap<SetOwner, bool>,
 }
 
 impl Applier {
@@ -48,7 +48,7 @@ impl Applier {
     ///
     /// Dropped, a part of the orphans is deleted. The next purge deletes the rest.
     pub async fn purge(&self, owners: &SetKind, kinds: &[SetKind]) -> Outcome {
-        let mut purge = Purge { requests: self.requests(), owners, known: BTreeMap::new() };
+        let mut purge = Purge { requests: self.requests(), owners, known: HashMap::new() };
         let mut outcome = Outcome::default();
         for kind in kinds {
             match purge.requests.list(kind, None, SET_LABEL).await {
@@ -120,8 +120,8 @@ impl Purge<'_> {
     }
 
     async fn is_gone(&mut self, owner: &SetOwner) -> Result<bool, Error> {
-        let uid = owner.uid.clone().unwrap_or_default();
-        if let Some(known) = self.known.get(&uid) {
+        // By all that the record names: a forged record may have the uid of a living owner.
+        if let Some(known) = self.known.get(owner) {
             return Ok(*known);
         }
         let namespace = owner.namespace.as_deref();
@@ -130,8 +130,8 @@ impl Purge<'_> {
             let doing = format!("reading {owner}");
             Error::Owner { doing, source: Box::new(source) }
         })?;
-        let is_gone = live.is_none_or(|live| live.metadata.uid.as_ref() != Some(&uid));
-        self.known.insert(uid, is_gone);
+        let is_gone = live.is_none_or(|live| live.metadata.uid != owner.uid);
+        self.known.insert(owner.clone(), is_gone);
         Ok(is_gone)
     }
 }

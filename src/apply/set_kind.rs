@@ -8,7 +8,7 @@ use kube::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::kind::{GroupKind, Scope};
+use crate::kind::{GroupKind, Scope, is_kept_by_another_kind};
 
 /// Kind of the members of a set, at the version at which they were written last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -60,6 +60,22 @@ impl SetKind {
             kind: resource.kind.clone(),
             scope,
         }
+    }
+
+    /// Returns whether the names can be those of a type. Others than the program may write them to
+    /// the owner, and requests are built of them.
+    pub(super) fn is_plausible(&self) -> bool {
+        let is_of = |text: &str, others: &str| {
+            let is_usual = |it: char| it.is_ascii_alphanumeric() || others.contains(it);
+            text.len() <= 253 && text.chars().all(is_usual)
+        };
+        let is_name = |text: &str| !text.is_empty() && is_of(text, "");
+        is_of(&self.group, ".-")
+            && is_name(&self.version)
+            && is_name(&self.kind)
+            && !self.plural.is_empty()
+            && is_of(&self.plural, "-")
+            && !is_kept_by_another_kind(&self.group, &self.kind, &self.plural)
     }
 
     /// Returns the kind without its version.

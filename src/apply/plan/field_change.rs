@@ -47,8 +47,11 @@ impl FieldChange {
             !of_metadata.is_some_and(|field| OF_SERVER.iter().any(|it| is_below(field, it)))
         });
         if is_secret {
-            let is_metadata = |it: &Self| is_below(&it.path, ".metadata");
-            for change in changes.iter_mut().filter(|it| !is_metadata(it)) {
+            // An annotation may hold the whole object, as that of `kubectl apply` does.
+            let is_shown = |it: &Self| {
+                is_below(&it.path, ".metadata") && !is_below(&it.path, ".metadata.annotations")
+            };
+            for change in changes.iter_mut().filter(|it| !is_shown(it)) {
                 change.before = change.before.take().map(|_| HIDDEN.into());
                 change.after = change.after.take().map(|_| HIDDEN.into());
             }
@@ -122,12 +125,18 @@ mod tests {
 
     #[test]
     fn values_of_a_secret_are_hidden() {
-        let secret = |value: &str| json!({ "metadata": { "labels": { "a": value } }, "data": { "k": value } });
+        let secret = |value: &str| {
+            json!({
+                "metadata": { "labels": { "a": value }, "annotations": { "last": value } },
+                "data": { "k": value },
+            })
+        };
 
         let shown = shown(&secret("hush"), &secret("shh"), true);
 
         let expected = [
             ".data.k: \"(value of a Secret)\" -> \"(value of a Secret)\"",
+            ".metadata.annotations.last: \"(value of a Secret)\" -> \"(value of a Secret)\"",
             ".metadata.labels.a: \"hush\" -> \"shh\"",
         ];
         assert_eq!(shown, expected);

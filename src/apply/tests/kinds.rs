@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::fixture::*;
 use crate::{
-    apply::{Applier, Error, Set},
+    apply::{Applier, Error, Set, checked_set::CheckedSet},
     kind::{GroupKind, Scope},
     testing::simulated::AccessRule,
 };
@@ -170,6 +170,23 @@ async fn namespaces_and_crds_are_kept_unless_their_kind_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn volume_claim_is_not_deleted_with_its_owner_unless_its_kind_is_named() {
+    let fixture = Fixture::new();
+    let claims = ApiResource::erase::<k8s_openapi::api::core::v1::PersistentVolumeClaim>(&());
+    let claim = json!({ "metadata": { "namespace": "default", "name": "data" } });
+    let set = || fixture.set().dynamic(&claims, Scope::Namespaced, claim.clone());
+    // The garbage collector follows these references.
+    let owners = |set: Set| {
+        let set = CheckedSet::of(set).unwrap();
+        set.objects[0].intent["metadata"]["ownerReferences"].as_array().map_or(0, Vec::len)
+    };
+
+    assert_eq!(owners(set()), 0);
+    let kind = GroupKind { group: String::new(), kind: "PersistentVolumeClaim".into() };
+    assert_eq!(owners(set().deletes(kind)), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn kinds_survive_other_writers_of_the_owner() {
     let fixture = Fixture::new();
     let mut writes = 0;
@@ -191,18 +208,29 @@ async fn kinds_survive_other_writers_of_the_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unreadable_kinds_are_an_error_that_names_the_annotation() {
+async fn unreadable_and_forged_kinds_are_an_error_that_names_the_annotation() {
     let fixture = Fixture::new();
-    let owner = json!({
-        "metadata": { "name": "owner", "annotations": { "kinds.pilotlight.dev/set": "none" } },
-    });
-    fixture.server.merge(&with_type(owner, "v1", "ConfigMap")).unwrap();
+    let kind = |version: &str, plural: &str, kind: &str| json!([{ "version": version, "plural": plural, "kind": kind, "scope": "Namespaced" }]);
+    let forged = [
+        json!("none"),
+        kind("v1", "namespaces/n/services/s:80/proxy", "X"),
+        kind("v1", "secrets?x=", "X"),
+        kind("../v1", "configmaps", "X"),
+        // A kind that is never deleted, under another name.
+        kind("v1", "persistentvolumeclaims", "X"),
+        kind("v1", "configmaps", "Namespace"),
+    ];
+    for kinds in forged {
+        let annotations = json!({ "kinds.pilotlight.dev/set": kinds.to_string() });
+        let owner = json!({ "metadata": { "name": "owner", "annotations": annotations } });
+        fixture.server.merge(&with_type(owner, "v1", "ConfigMap")).unwrap();
 
-    let error = fixture.applier.apply(fixture.maps(&[("a", "1")])).await.unwrap_err();
+        let error = fixture.applier.apply(fixture.maps(&[("a", "1")])).await.unwrap_err();
 
-    let expected = "the annotation kinds.pilotlight.dev/set of ConfigMap default/owner has no list \
-                    of kinds: repair or remove it";
-    assert_eq!(error.to_string(), expected);
+        let expected = "the annotation kinds.pilotlight.dev/set of ConfigMap default/owner has no \
+                        list of kinds: repair or remove it";
+        assert_eq!(error.to_string(), expected, "{kinds}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

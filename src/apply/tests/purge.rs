@@ -1,10 +1,11 @@
 //! Members of owners that are gone.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use kube::{Api, api::PostParams};
 use serde_json::json;
 
 use super::fixture::*;
-use crate::apply::{Applier, Set, SetKind};
+use crate::apply::{Applier, MEMBER_ANNOTATION, SET_LABEL, Set, SetKind, membership::MemberRecord};
 
 async fn purge(applier: &Applier) -> Vec<String> {
     let kinds = [SetKind::of::<ConfigMap>(), SetKind::of::<Namespace>(), SetKind::of::<Secret>()];
@@ -41,6 +42,29 @@ async fn members_of_lost_owners_are_purged_and_no_others() {
     assert_eq!(fixture.names("far"), ["held", "named"]);
     assert_eq!(fixture.names("third"), ["lost"]);
     assert!(fixture.server.get("v1", "Namespace", "", "made").is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn forged_record_with_the_uid_of_a_living_owner_purges_no_other_member() {
+    let fixture = Fixture::new();
+    drop(fixture.apply(fixture.set().object(map("far", "b-member", "1"))).await);
+    // An owner that never existed, under the uid of the living one.
+    let mut forged = fixture.owner();
+    forged.metadata.name = Some("invented".to_owned());
+    let id = Set::of(&forged, "set").id;
+    let object = map_name("far", "a-forged");
+    let record = serde_json::to_string(&MemberRecord::of(&id, &object)).unwrap();
+    let mut forgery = json_map("far", "a-forged", "1");
+    forgery["metadata"]["labels"] = json!({ SET_LABEL: id.label() });
+    forgery["metadata"]["annotations"] = json!({ MEMBER_ANNOTATION: record });
+    let maps = Api::<ConfigMap>::namespaced(fixture.server.client(), "far");
+    let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+    maps.create(&by, &serde_json::from_value(forgery).unwrap()).await.unwrap();
+
+    let purged = purge(&fixture.applier).await;
+
+    assert_eq!(purged, ["deleted ConfigMap far/a-forged: the owner of its set is gone"]);
+    assert_eq!(fixture.names("far"), ["b-member"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::fixture::*;
-use crate::{apply::Applier, testing::simulated::SimulatedServer};
+use crate::{
+    apply::{Adopt, Applier},
+    testing::simulated::SimulatedServer,
+};
 
 /// Returns a client to a server on which the field `data.v` of ConfigMaps is immutable, and has no
 /// value `invalid`.
@@ -64,6 +67,21 @@ async fn immutable_field_is_replaced_only_where_the_set_asks_for_it() {
     assert_eq!(plan_lines(&plan), expected);
     assert_ne!(uid(), before);
     assert_eq!(verb(&fixture.apply(set()).await, "a"), "unchanged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_to_be_adopted_is_never_replaced() {
+    let fixture = Fixture::new();
+    let applier = Applier::new(strict_client(&fixture.server), MANAGER);
+    let fixture = Fixture { applier, ..fixture };
+    fixture.server.apply(json_map("default", "a", "theirs")).unwrap();
+    let uid = || fixture.map("default", "a").unwrap()["metadata"]["uid"].clone();
+    let before = uid();
+
+    let adopting = fixture.maps(&[("a", "ours")]).adopt(Adopt::Unowned).replace_immutable();
+    let refused = fixture.apply(adopting).await;
+
+    assert_eq!((verb(&refused, "a"), uid()), ("failed", before));
 }
 
 #[tokio::test(start_paused = true)]
