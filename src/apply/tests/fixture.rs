@@ -6,6 +6,10 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, Secret},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, PostParams},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -176,4 +180,23 @@ pub(super) fn intercept(
         }
     });
     kube::Client::new(service, "default")
+}
+
+/// Creates an object by a field manager, unless its name is taken.
+pub(super) async fn create_as(
+    server: &SimulatedServer,
+    resource: &ApiResource,
+    object: Value,
+    manager: &str,
+) {
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let namespace = object.metadata.namespace.clone().unwrap();
+    let objects = Api::<DynamicObject>::namespaced_with(server.client(), &namespace, resource);
+    let field_manager = Some(manager.to_owned());
+    let by = PostParams { field_manager, ..PostParams::default() };
+    match objects.create(&by, &object).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+        Err(error) => panic!("{error}"),
+    }
 }

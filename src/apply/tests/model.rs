@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::core::ApiResource;
 use proptest::{prelude::*, sample::select};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
@@ -86,17 +88,16 @@ impl Place {
         with_type(object, api_version, kind)
     }
 
-    fn add(self, set: Set, name: &str, value: u32) -> Set {
-        let resource = match self {
-            Self::NearMap | Self::FarMap => {
-                kube::core::ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&())
-            }
-            Self::NearSecret => {
-                kube::core::ApiResource::erase::<k8s_openapi::api::core::v1::Secret>(&())
-            }
+    fn resource(self) -> ApiResource {
+        match self {
+            Self::NearMap | Self::FarMap => ApiResource::erase::<ConfigMap>(&()),
+            Self::NearSecret => ApiResource::erase::<Secret>(&()),
             Self::FarWidget => widgets().api_resource("v1"),
-        };
-        set.dynamic(&resource, Scope::Namespaced, self.object(name, value))
+        }
+    }
+
+    fn add(self, set: Set, name: &str, value: u32) -> Set {
+        set.dynamic(&self.resource(), Scope::Namespaced, self.object(name, value))
     }
 }
 
@@ -149,12 +150,12 @@ impl Model {
             Step::RestartProgram => {
                 self.fixture.applier = Applier::new(server.client(), MANAGER);
             }
-            Step::CreateForeign(key, value) => self.create_foreign(key, value, None),
+            Step::CreateForeign(key, value) => self.create_foreign(key, value, None).await,
             Step::Copy(from, to) => {
                 let is_readable = self.is_served(from.0) && self.objects.contains_key(&from);
                 if is_readable {
                     let source = self.get(from).unwrap();
-                    self.create_foreign(to, 0, Some(source));
+                    self.create_foreign(to, 0, Some(source)).await;
                 }
             }
             Step::Label(key) => {
@@ -176,7 +177,9 @@ impl Model {
         self.check_objects();
     }
 
-    fn create_foreign(&mut self, key: Key, value: u32, source: Option<Value>) {
+    /// Creates an object or a copy by the field manager of the set, so that its name alone shows that
+    /// it is no member.
+    async fn create_foreign(&mut self, key: Key, value: u32, source: Option<Value>) {
         if !self.is_served(key.0) || self.objects.contains_key(&key) {
             return;
         }
@@ -185,7 +188,7 @@ impl Model {
             let copied = source.as_ref().map(|it| it["metadata"][field].clone());
             object["metadata"][field] = copied.unwrap_or_default();
         }
-        self.fixture.server.apply(object).unwrap();
+        create_as(&self.fixture.server, &key.0.resource(), object, MANAGER).await;
         self.objects.insert(key, Content { member_of: None, value });
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::ApiResource;
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::sleep};
 
@@ -11,13 +13,24 @@ use crate::{
     testing::simulated::SimulatedServer,
 };
 
-/// Copies labels and annotations of a member to another ConfigMap.
-fn copy(server: &SimulatedServer, member: &Value, namespace: &str, name: &str) {
+/// ConfigMap with the labels and annotations of a member.
+fn copied(member: &Value, namespace: &str, name: &str) -> Value {
     let mut copy = json_map(namespace, name, "copy");
     for field in ["labels", "annotations"] {
         copy["metadata"][field] = member["metadata"][field].clone();
     }
-    server.apply(copy).unwrap();
+    copy
+}
+
+/// Creates a copy of a member by a field manager.
+async fn copy(
+    server: &SimulatedServer,
+    member: &Value,
+    (namespace, name): (&str, &str),
+    manager: &str,
+) {
+    let maps = ApiResource::erase::<ConfigMap>(&());
+    create_as(server, &maps, copied(member, namespace, name), manager).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -36,8 +49,12 @@ async fn copies_of_labels_and_annotations_lose_nothing_in_an_hour() {
             let labels = |it: &Value| it["metadata"]["labels"].get(SET_LABEL).cloned();
             for (index, member) in maps.iter().filter(|it| labels(it).is_some()).enumerate().take(9)
             {
-                copy(&server, member, "default", &format!("copy-{round}-{index}"));
-                copy(&server, member, "third", member["metadata"]["name"].as_str().unwrap());
+                // The field manager of the set, and another one: each proof must do alone.
+                let manager = if index.is_multiple_of(2) { MANAGER } else { "copier" };
+                let name = format!("copy-{round}-{index}");
+                copy(&server, member, ("default", &name), manager).await;
+                let name = member["metadata"]["name"].as_str().unwrap();
+                copy(&server, member, ("third", name), MANAGER).await;
             }
             sleep(Duration::from_secs(97)).await;
         }
@@ -62,7 +79,8 @@ async fn copies_of_labels_and_annotations_lose_nothing_in_an_hour() {
 async fn copy_under_the_name_of_a_desired_object_is_not_a_member() {
     let fixture = Fixture::new();
     drop(fixture.apply(fixture.maps(&[("a", "1")])).await);
-    copy(&fixture.server, &fixture.map("default", "a").unwrap(), "default", "b");
+    let member = fixture.map("default", "a").unwrap();
+    copy(&fixture.server, &member, ("default", "b"), MANAGER).await;
 
     let outcome = fixture.apply(fixture.maps(&[("a", "1"), ("b", "1")])).await;
 
@@ -77,7 +95,7 @@ async fn record_that_another_field_manager_wrote_proves_nothing() {
     // As a restore of a backup under the same uid.
     let member = fixture.map("default", "b").unwrap();
     fixture.server.remove("v1", "ConfigMap", "default", "b").unwrap();
-    copy(&fixture.server, &member, "default", "b");
+    copy(&fixture.server, &member, ("default", "b"), "restore").await;
 
     let outcome = fixture.apply(fixture.maps(&[("a", "1")])).await;
 
