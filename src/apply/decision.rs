@@ -36,6 +36,8 @@ pub(super) enum Departure {
     Keep(DeleteReason),
     /// Wait until the object, which is being deleted, is gone.
     Wait,
+    /// Leave the object, which may be a member, and report it.
+    Unattributed,
     /// Leave the object: it is no member.
     Leave,
 }
@@ -60,7 +62,8 @@ impl Decision {
             Adopt::Never | Adopt::Unowned => false,
         };
         match Membership::of(&set.id, object, live, manager) {
-            Membership::Member => Self::Update,
+            // The apply makes it a member again.
+            Membership::Member | Membership::Unattributed => Self::Update,
             Membership::OfEarlierOwner | Membership::OfOtherSet(_) | Membership::Unproven
                 if is_listed =>
             {
@@ -100,6 +103,7 @@ impl Departure {
         let reason = match Membership::of(&set.id, object, live, manager) {
             Membership::Member => DeleteReason::LeftSet,
             Membership::OfEarlierOwner => DeleteReason::EarlierOwner,
+            Membership::Unattributed => return Self::Unattributed,
             Membership::OfOtherSet(_) | Membership::Unproven => return Self::Leave,
         };
         if live.deletion_timestamp.is_some() {

@@ -8,19 +8,34 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 
 /// Returns whether a field manager owns an annotation of an object: it wrote the present value, or
 /// has applied the same value.
 pub(super) fn owns_annotation(metadata: &ObjectMeta, manager: &str, annotation: &str) -> bool {
-    let field = format!("f:{annotation}");
-    metadata.managed_fields.iter().flatten().any(|entry| {
-        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-        let annotations = fields.and_then(|fields| fields.get("f:metadata")?.get("f:annotations"));
+    annotation_owners(metadata, annotation).any(|entry| {
         entry.manager.as_deref() == Some(manager)
             && entry.subresource.as_deref().unwrap_or_default().is_empty()
-            && annotations.is_some_and(|annotations| annotations.get(&field).is_some())
+    })
+}
+
+/// Returns whether an annotation has an owner. The server drops all managed fields where it cannot
+/// convert them, such as after the removal of a version of the type.
+pub(super) fn has_annotation_owner(metadata: &ObjectMeta, annotation: &str) -> bool {
+    annotation_owners(metadata, annotation).next().is_some()
+}
+
+fn annotation_owners<'a>(
+    metadata: &'a ObjectMeta,
+    annotation: &str,
+) -> impl Iterator<Item = &'a ManagedFieldsEntry> {
+    let field = format!("f:{annotation}");
+    metadata.managed_fields.iter().flatten().filter(move |entry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        let annotations = fields.and_then(|fields| fields.get("f:metadata")?.get("f:annotations"));
+        annotations.is_some_and(|annotations| annotations.get(&field).is_some())
     })
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     digest::FieldDigest,
-    managed_fields::owns_annotation,
+    managed_fields::{has_annotation_owner, owns_annotation},
     object_name::ObjectName,
     set_owner::{SetId, SetOwner},
 };
@@ -75,6 +75,8 @@ pub(super) enum Membership {
     Member,
     /// Member of the same set of an earlier owner, which had the same kind and name.
     OfEarlierOwner,
+    /// Object with the record of a member, which no managed fields attribute to a writer.
+    Unattributed,
     /// Member of another set, or written by another field manager: the set, and its owner.
     OfOtherSet(String),
     /// Object without a record, or a copy of another object's record.
@@ -87,7 +89,12 @@ impl Membership {
         let Some(record) = MemberRecord::on(object, live) else { return Self::Unproven };
         let MemberRecord { set: name, owner, .. } = record;
         let is_written = owns_annotation(live, manager, MEMBER_ANNOTATION);
-        let is_same = is_written && name == set.name && owner.is_namesake(&set.owner);
+        let is_of_set = name == set.name && owner.is_namesake(&set.owner);
+        if is_of_set && owner.uid == set.owner.uid && !has_annotation_owner(live, MEMBER_ANNOTATION)
+        {
+            return Self::Unattributed;
+        }
+        let is_same = is_written && is_of_set;
         if is_same && owner.uid == set.owner.uid {
             return Self::Member;
         }
@@ -158,6 +165,9 @@ mod tests {
         let forged = live(&ours, &one, "restore", &["1"]);
         assert!(matches!(of(&ours, &one, &forged), Membership::OfOtherSet(_)));
         assert_eq!(of(&ours, &one, &ObjectMeta::default()), Membership::Unproven);
+        let unattributed = ObjectMeta { managed_fields: None, ..member.clone() };
+        assert_eq!(of(&ours, &one, &unattributed), Membership::Unattributed);
+        assert_eq!(of(&ours, &object("ns", "y"), &unattributed), Membership::Unproven);
     }
 
     #[test]

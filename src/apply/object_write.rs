@@ -100,6 +100,7 @@ impl ObjectWrites<'_> {
         let judge = |live: &LiveObject| Departure::of(self.set, name, &live.metadata, manager);
         let listed = match judge(listed) {
             Departure::Leave => return None,
+            Departure::Unattributed => return Some(unattributed()),
             Departure::Wait => {
                 return Some(WriteResult::Pending(PendingReason::Terminating).into());
             }
@@ -113,6 +114,7 @@ impl ObjectWrites<'_> {
         };
         match judge(&live) {
             Departure::Leave => None,
+            Departure::Unattributed => Some(unattributed()),
             Departure::Wait => Some(WriteResult::Pending(PendingReason::Terminating).into()),
             Departure::Keep(reason) => Some(WriteResult::Kept(reason).into()),
             Departure::Delete(reason) => Some(match self.delete(kind, name, &live).await {
@@ -301,6 +303,11 @@ impl ObjectWrites<'_> {
             Error::Request { doing: format!("reading {name}"), source: Box::new(source) }
         })
     }
+}
+
+fn unattributed() -> ObjectWrite {
+    let why = "its managed fields are lost, so that its writer is not proven: delete it by hand";
+    WriteResult::Foreign(why.to_owned()).into()
 }
 
 fn refused(desired: &DesiredObject, doing: &str, error: kube::Error) -> Attempt {
