@@ -78,7 +78,8 @@ impl Applier {
     /// Deletes all members of a set. The objects that the set declares are ignored. Members of kinds
     /// that are never deleted are kept, unless [`Set::deletes`] names them.
     ///
-    /// A finalizer of the owner may be removed once the outcome has no object and no pending kind.
+    /// A finalizer of the owner may be removed once the outcome has no pending kind, and no object but
+    /// those that are kept.
     ///
     /// # Errors
     ///

@@ -260,11 +260,11 @@ impl ObjectWrites<'_> {
         }
         let has_finalizers = live.metadata.finalizers.iter().flatten().next().is_some();
         if !self.writer.is_live() {
-            let result = match has_finalizers {
-                true => WriteResult::Pending(PendingReason::OldObject),
-                false => WriteResult::Replaced(reason),
+            return if has_finalizers {
+                WriteResult::Pending(PendingReason::OldObject).into()
+            } else {
+                WriteResult::Replaced(reason).into()
             };
-            return result.into();
         }
         match self.create(desired).await {
             Attempt::Done(mut done) => {

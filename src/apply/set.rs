@@ -22,8 +22,9 @@ use crate::kind::{GroupKind, Scope};
 /// its owner, and must not change.
 ///
 /// Members in reach of their owner have an owner reference to it, so that the garbage collector
-/// deletes them with it: those in its namespace, and all members of a cluster-scoped owner. Delete
-/// the others with [`Applier::clear`](super::Applier::clear) in a finalizer.
+/// deletes them with it: those in its namespace, and all members of a cluster-scoped owner. Members
+/// of kinds that are never deleted have none, unless [`Set::deletes`] names their kind. Delete the
+/// others with [`Applier::clear`](super::Applier::clear) in a finalizer.
 ///
 /// ```
 /// use k8s_openapi::api::{apps::v1::Deployment, core::v1::{ConfigMap, Service}};

@@ -162,9 +162,10 @@ impl SetRun<'_> {
                 added.push(kind.clone());
             }
         }
-        match self.writer.is_live() {
-            true => record.add(self.writer.requests, self.set, &added).await,
-            false => Ok(record),
+        if self.writer.is_live() {
+            record.add(self.writer.requests, self.set, &added).await
+        } else {
+            Ok(record)
         }
     }
 

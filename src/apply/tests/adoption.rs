@@ -55,7 +55,7 @@ async fn object_that_appears_between_read_and_create_is_not_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn adopted_object_leaves_with_the_set_and_an_object_that_is_not_adopted_stays() {
+async fn adopted_object_leaves_with_the_set_and_others_stay() {
     let fixture = Fixture::new();
     existing(&fixture, "1", false);
     drop(fixture.apply(fixture.maps(&[("a", "1"), ("b", "1")])).await);

@@ -64,7 +64,7 @@ async fn contested_field_that_leaves_the_set_stays_with_its_manager() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_whose_fields_were_not_handed_over_is_completed_by_the_next_apply() {
+async fn create_without_a_hand_over_is_completed_by_the_next_apply() {
     let fixture = Fixture::new();
     let client = intercept(&fixture.server.clone(), |server, method, path| {
         // A write that makes the hand-over a conflict.

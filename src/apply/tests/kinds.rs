@@ -170,7 +170,7 @@ async fn namespaces_and_crds_are_kept_unless_their_kind_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn volume_claim_is_not_deleted_with_its_owner_unless_its_kind_is_named() {
+async fn volume_claim_outlives_its_owner_unless_its_kind_is_named() {
     let fixture = Fixture::new();
     let claims = ApiResource::erase::<k8s_openapi::api::core::v1::PersistentVolumeClaim>(&());
     let claim = json!({ "metadata": { "namespace": "default", "name": "data" } });
